@@ -10,96 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import kvwarehouse as kvw
 from kvwarehouse import core
-from kvwarehouse.fleet import FleetSecret
-from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse.remote.names import PagesName
 from kvwarehouse_bench.harness.eventually import eventually
-from testkit.fleet_secrets import secret_file
-from testkit.quick_remote import QuickServing
-
-SECRET = FleetSecret.derive(bytes(32))
-NAMES = FleetNames(SECRET.fleet_id)
-PAGE_TOKENS, PAGE_BYTES = 16, 4096
-RUN_PAGES = 256 // PAGE_TOKENS  # one object
-RECORD_BYTES = 4096 + PAGE_BYTES
-SPACE = kvw.Namespace(
-    model="m", weights="w", dtype="f", layout="t/1", page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES
+from testkit.remote_host import (
+    RECORD_BYTES,
+    RUN_PAGES,
+    SECRET,
+    RemoteHost,
 )
-
-
-class Tier:
-    """A daemon, and the folder behind it."""
-
-    def __init__(self, tmp_path: Path, **settings: Any) -> None:
-        self.folder = tmp_path / "shared"
-        self.folder.mkdir(exist_ok=True)
-        usual = {"remote": f"file://{self.folder}", "remote_capacity": "1GiB"}
-        secret = secret_file(tmp_path)
-        self.serving = QuickServing(tmp_path, fleet_secret=secret, **{**usual, **settings})
-        self.client: Any = None
-
-    def start(self) -> None:
-        self.serving.start()
-        self.client = self.serving.connect()
-
-    def stop(self) -> int:
-        self.client.close()
-        return self.serving.stop()
-
-    def remove(self) -> None:
-        if self.client is not None:
-            self.client.close()
-        self.serving.remove()
-
-    @property
-    def status(self) -> dict[str, Any]:
-        return dict(self.client.status()["remote"])
-
-    def until(self, so: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
-        def ask() -> dict[str, Any] | None:
-            status = self.status
-            return status if so(status) else None
-
-        return eventually(ask, what)
-
-    def until_state(self, state: str) -> dict[str, Any]:
-        return self.until(lambda status: status["state"] == state, f"the tier is {state}")
-
-    def store(self, *prompts: int) -> None:
-        space = self.client.open(SPACE)
-        for prompt in prompts:
-            assert space.store(tokens(prompt), pages(prompt)).stored == RUN_PAGES
-
-    def use(self, *prompts: int) -> None:
-        out = np.zeros((RUN_PAGES, PAGE_BYTES), np.uint8)
-        space = self.client.open(SPACE)
-        for prompt in prompts:
-            assert space.load(tokens(prompt), out) == RUN_PAGES
-            assert np.array_equal(out, pages(prompt))
-
-    def objects(self) -> dict[PagesName, bytes]:
-        found = {}
-        for path in self.folder.rglob("*"):
-            name = NAMES.pages_of(str(path.relative_to(self.folder)))
-            if name is not None:
-                found[name] = path.read_bytes()
-        return found
-
-    def worker(self) -> int:
-        """The last one's pid."""
-        return int(self.serving.events("remote_worker_started")[-1]["pid"])
-
-
-def tokens(prompt: int) -> list[int]:
-    return list(range(1000 * prompt, 1000 * prompt + 256))
-
-
-def pages(prompt: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.random.default_rng(prompt).integers(0, 255, (RUN_PAGES, PAGE_BYTES), np.uint8)
 
 
 def fault_of(name: PagesName, data: bytes) -> str:
@@ -119,11 +40,11 @@ def lives(pid: int) -> bool:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Callable[..., Tier]]:
-    made: list[Tier] = []
+def served(tmp_path: Path) -> Iterator[Callable[..., RemoteHost]]:
+    made: list[RemoteHost] = []
 
-    def serve(*, environment: dict[str, str] | None = None, **settings: Any) -> Tier:
-        tier = Tier(tmp_path, **settings)
+    def serve(*, environment: dict[str, str] | None = None, **settings: Any) -> RemoteHost:
+        tier = RemoteHost(tmp_path, **settings)
         made.append(tier)
         tier.serving.environment |= environment or {}
         tier.start()
@@ -135,7 +56,7 @@ def served(tmp_path: Path) -> Iterator[Callable[..., Tier]]:
 
 
 def test_prompt_that_is_used_twice_is_put_as_one_object_and_others_are_not(
-    served: Callable[..., Tier],
+    served: Callable[..., RemoteHost],
 ) -> None:
     tier = served()
     tier.until_state("serving")
@@ -159,7 +80,7 @@ def test_prompt_that_is_used_twice_is_put_as_one_object_and_others_are_not(
 
 
 def test_all_are_put_when_they_are_stored_where_that_is_asked_for(
-    served: Callable[..., Tier],
+    served: Callable[..., RemoteHost],
 ) -> None:
     tier = served(remote_write="all")
     tier.store(1, 2)  # before there is a worker, too
@@ -169,7 +90,7 @@ def test_all_are_put_when_they_are_stored_where_that_is_asked_for(
     assert {fault_of(*each) for each in tier.objects().items()} == {""}
 
 
-def test_nothing_is_put_where_that_is_asked_for(served: Callable[..., Tier]) -> None:
+def test_nothing_is_put_where_that_is_asked_for(served: Callable[..., RemoteHost]) -> None:
     tier = served(remote_write="none")
     tier.until_state("serving")
     tier.store(1)
@@ -181,7 +102,7 @@ def test_nothing_is_put_where_that_is_asked_for(served: Callable[..., Tier]) -> 
 
 
 def test_worker_that_is_killed_is_followed_by_another_and_the_daemon_serves_on(
-    served: Callable[..., Tier],
+    served: Callable[..., RemoteHost],
 ) -> None:
     tier = served(remote_write="all")
     tier.store(1)
@@ -199,7 +120,7 @@ def test_worker_that_is_killed_is_followed_by_another_and_the_daemon_serves_on(
     assert len(tier.objects()) == 2
 
 
-def test_worker_that_hangs_is_killed_and_replaced(served: Callable[..., Tier]) -> None:
+def test_worker_that_hangs_is_killed_and_replaced(served: Callable[..., RemoteHost]) -> None:
     tier = served(environment={"KVW_TEST_SILENT_LOOKS": "3"})
     tier.until_state("serving")
     first = tier.worker()
@@ -211,7 +132,7 @@ def test_worker_that_hangs_is_killed_and_replaced(served: Callable[..., Tier]) -
 
 
 def test_store_that_takes_nothing_is_failing_and_the_daemon_serves_on(
-    served: Callable[..., Tier],
+    served: Callable[..., RemoteHost],
 ) -> None:
     tier = served(remote_write="all")
     tier.until_state("serving")
@@ -234,7 +155,7 @@ def test_store_that_takes_nothing_is_failing_and_the_daemon_serves_on(
 
 
 def test_folder_that_is_not_mounted_keeps_the_daemon_from_nothing(
-    served: Callable[..., Tier], tmp_path: Path
+    served: Callable[..., RemoteHost], tmp_path: Path
 ) -> None:
     mount = tmp_path / "mount"
     tier = served(remote=f"file://{mount}", remote_write="all")
@@ -245,7 +166,7 @@ def test_folder_that_is_not_mounted_keeps_the_daemon_from_nothing(
     tier.until(lambda status: status["puts"] == {"stored": 1}, "what waited is put")
 
 
-def test_capacity_of_the_fleet_is_not_exceeded(served: Callable[..., Tier]) -> None:
+def test_capacity_of_the_fleet_is_not_exceeded(served: Callable[..., RemoteHost]) -> None:
     object_bytes = RUN_PAGES * RECORD_BYTES
     tier = served(remote_write="all", remote_capacity=str(10 * object_bytes))
     tier.until_state("serving")
@@ -258,7 +179,7 @@ def test_capacity_of_the_fleet_is_not_exceeded(served: Callable[..., Tier]) -> N
     assert tier.status["puts"]["no_room"] == 20 - len(tier.objects())
 
 
-def test_stop_of_the_daemon_leaves_no_worker(served: Callable[..., Tier]) -> None:
+def test_stop_of_the_daemon_leaves_no_worker(served: Callable[..., RemoteHost]) -> None:
     tier = served()
     tier.until_state("serving")
     worker = tier.worker()
@@ -266,7 +187,7 @@ def test_stop_of_the_daemon_leaves_no_worker(served: Callable[..., Tier]) -> Non
     assert not lives(worker)
 
 
-def test_daemon_that_is_killed_leaves_no_worker(served: Callable[..., Tier]) -> None:
+def test_daemon_that_is_killed_leaves_no_worker(served: Callable[..., RemoteHost]) -> None:
     tier = served()
     tier.until_state("serving")
     worker = tier.worker()
@@ -282,7 +203,9 @@ def _runs(pid: int) -> bool:
     return state not in "ZX"  # nobody may be there to bury it
 
 
-def test_daemon_that_starts_again_knows_what_is_in_the_store(served: Callable[..., Tier]) -> None:
+def test_daemon_that_starts_again_knows_what_is_in_the_store(
+    served: Callable[..., RemoteHost],
+) -> None:
     tier = served(remote_write="all")
     tier.store(1)
     tier.until(lambda status: status["puts"] == {"stored": 1}, "it was put")

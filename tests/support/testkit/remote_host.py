@@ -1,0 +1,112 @@
+"""A daemon with a folder as its remote tier, and prompts of whole objects: what tests of the tier
+from its outside have in common. Hosts share the folder where they are of one `tmp_path`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvwarehouse as kvw
+from kvwarehouse.fleet import FleetSecret
+from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse_bench.harness.eventually import eventually
+from testkit.fleet_secrets import secret_file
+from testkit.quick_remote import QuickServing
+
+SECRET = FleetSecret.derive(bytes(32))
+NAMES = FleetNames(SECRET.fleet_id)
+PAGE_TOKENS, PAGE_BYTES = 16, 4096
+RUN_PAGES = 256 // PAGE_TOKENS  # one object
+RECORD_BYTES = 4096 + PAGE_BYTES
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="f", layout="t/1", page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES
+)
+
+
+class RemoteHost:
+    """`settings`: flags of serve, over those that make it a host of the fleet in `tmp_path`."""
+
+    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+        self.folder = tmp_path / "shared"
+        self.folder.mkdir(exist_ok=True)
+        usual = {"remote": f"file://{self.folder}", "remote_capacity": "1GiB"}
+        secret = secret_file(tmp_path)
+        self.serving = QuickServing(tmp_path, fleet_secret=secret, **{**usual, **settings})
+        self.client: Any = None
+
+    def start(self) -> None:
+        self.serving.start()
+        self.client = self.serving.connect()
+
+    def stop(self) -> int:
+        self.client.close()
+        return self.serving.stop()
+
+    def remove(self) -> None:
+        if self.client is not None:
+            self.client.close()
+        self.serving.remove()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.client.status()["remote"])
+
+    def until(self, so: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
+        def ask() -> dict[str, Any] | None:
+            status = self.status
+            return status if so(status) else None
+
+        return eventually(ask, what)
+
+    def until_state(self, state: str) -> dict[str, Any]:
+        return self.until(lambda status: status["state"] == state, f"the tier is {state}")
+
+    def store(self, *prompts: int, runs: int = 1) -> None:
+        space = self.client.open(SPACE)
+        for prompt in prompts:
+            stored = space.store(tokens(prompt, runs), pages(prompt, runs)).stored
+            assert stored == runs * RUN_PAGES
+
+    def use(self, *prompts: int) -> None:
+        for prompt in prompts:
+            assert self.load(prompt) == RUN_PAGES
+
+    def load(self, prompt: int, runs: int = 1, **how: Any) -> Any:
+        """What load() said; what it gave is what was stored."""
+        out = np.zeros((runs * RUN_PAGES, PAGE_BYTES), np.uint8)
+        loaded = self.client.open(SPACE).load(tokens(prompt, runs), out, **how)
+        assert np.array_equal(out[:loaded], pages(prompt, runs)[:loaded])
+        return loaded
+
+    def found(self, prompt: int, runs: int = 1) -> dict[str, int]:
+        """Where lookup() finds pages, by tier, without those that have none."""
+        by_tier = self.client.open(SPACE).lookup(tokens(prompt, runs)).by_tier
+        return {tier: count for tier, count in by_tier.items() if count}
+
+    def objects(self) -> dict[PagesName, bytes]:
+        return {name: path.read_bytes() for name, path in self.paths().items()}
+
+    def paths(self) -> dict[PagesName, Path]:
+        found = {}
+        for path in self.folder.rglob("*"):
+            name = NAMES.pages_of(str(path.relative_to(self.folder)))
+            if name is not None:
+                found[name] = path
+        return found
+
+    def worker(self) -> int:
+        """The last one's pid."""
+        return int(self.serving.events("remote_worker_started")[-1]["pid"])
+
+
+def tokens(prompt: int, runs: int = 1) -> list[int]:
+    return list(range(100_000 * prompt, 100_000 * prompt + runs * 256))
+
+
+def pages(prompt: int, runs: int = 1) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Of a longer prompt the first are the same."""
+    random = np.random.default_rng(prompt)
+    return random.integers(0, 255, (runs * RUN_PAGES, PAGE_BYTES), np.uint8)
