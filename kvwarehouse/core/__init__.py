@@ -16,6 +16,7 @@ except ImportError as missing:
     ) from missing
 
 ENDLESS = _native.ENDLESS
+GET_ENDS = _native.GET_ENDS
 MAX_ENGINE_KEY_BYTES = _native.MAX_ENGINE_KEY_BYTES
 MAX_NAMESPACES = _native.MAX_NAMESPACES
 MAX_PAGE_TOKENS = _native.MAX_PAGE_TOKENS
@@ -37,7 +38,9 @@ PresenceFile = _native.PresenceFile
 Recorded = _native.Recorded
 Regions = _native.Regions
 RelaxedCaptureMode = _native.RelaxedCaptureMode
+RemoteGetLink = _native.RemoteGetLink
 RemoteLink = _native.RemoteLink
+RunToGet = _native.RunToGet
 RunToPut = _native.RunToPut
 
 chain_keys = _native.chain_keys
@@ -61,6 +64,7 @@ wait_event = _native.wait_event
 
 __all__ = [
     "ENDLESS",
+    "GET_ENDS",
     "MAX_ENGINE_KEY_BYTES",
     "MAX_NAMESPACES",
     "MAX_PAGE_TOKENS",
@@ -81,7 +85,9 @@ __all__ = [
     "Recorded",
     "Regions",
     "RelaxedCaptureMode",
+    "RemoteGetLink",
     "RemoteLink",
+    "RunToGet",
     "RunToPut",
     "chain_keys",
     "check_object",

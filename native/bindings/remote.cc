@@ -9,6 +9,7 @@
 #include "bindings/bindings.h"
 #include "client/pack_run.h"
 #include "presence/presence_file.h"
+#include "remote/get_link.h"
 #include "remote/link.h"
 
 namespace kvw::bindings {
@@ -179,6 +180,80 @@ void bind_link(nb::module_& m) {
       .def("close", &WorkerLink::close);
 }
 
+remote::GetEnd get_end_from(const std::string& name) {
+  for (uint32_t end = 0; end < static_cast<uint32_t>(remote::GetEnd::count); ++end)
+    if (name == get_end_name(remote::GetEnd(end))) return remote::GetEnd(end);
+  throw Error(ErrorKind::usage, "bad_end",
+              "a get does not end as '" + name + "': give one of GET_ENDS");
+}
+
+void bind_gets(nb::module_& m) {
+  using nb::arg;
+  using remote::RunToGet;
+  nb::class_<RunToGet>(m, "RunToGet")
+      .def(
+          "__init__",
+          [](RunToGet* self, const nb::bytes& namespace_id, const nb::bytes& key, uint64_t epoch,
+             uint64_t clear_epoch, uint64_t record_bytes, double within_s, uint32_t first_position,
+             uint32_t pages, uint32_t from, uint32_t day, bool engine_keys) {
+            new (self) RunToGet{0,
+                                key_from(namespace_id),
+                                key_from(key),
+                                epoch,
+                                clear_epoch,
+                                record_bytes,
+                                to_ns(within_s),
+                                first_position,
+                                pages,
+                                from,
+                                day,
+                                engine_keys ? WitnessKind::engine_key : WitnessKind::tokens};
+          },
+          nb::kw_only(), arg("namespace_id"), arg("key"), arg("epoch"), arg("clear_epoch"),
+          arg("record_bytes"), arg("within_s"), arg("first_position"), arg("pages"),
+          arg("from_page"), arg("day"), arg("engine_keys"))
+      .def_prop_ro("namespace_id", [](const RunToGet& run) { return bytes_of(run.namespace_id); })
+      .def_prop_ro("key", [](const RunToGet& run) { return bytes_of(run.key); })
+      .def_ro("epoch", &RunToGet::epoch)
+      .def_ro("clear_epoch", &RunToGet::clear_epoch)
+      .def_ro("record_bytes", &RunToGet::record_bytes)
+      .def_prop_ro("within_s",
+                   [](const RunToGet& run) { return static_cast<double>(run.within_ns) / 1e9; })
+      .def_ro("first_position", &RunToGet::first_position)
+      .def_ro("pages", &RunToGet::pages)
+      .def_ro("from_page", &RunToGet::from)
+      .def_ro("day", &RunToGet::day)
+      .def_prop_ro("engine_keys",
+                   [](const RunToGet& run) { return run.witness_kind == WitnessKind::engine_key; })
+      .def_prop_ro("begin", &RunToGet::begin)
+      .def_prop_ro("end", &RunToGet::end);
+  using remote::WorkerGetLink;
+  nb::class_<WorkerGetLink>(m, "RemoteGetLink")
+      .def(
+          "__init__", [](WorkerGetLink* self, int fd) { new (self) WorkerGetLink(Fd(fd)); },
+          arg("fd"))
+      .def("ready", &WorkerGetLink::ready, arg("gets"), nb::call_guard<WithoutGil>())
+      .def("state", &WorkerGetLink::state, arg("serving"), arg("read_bytes_per_s"),
+           arg("first_byte_ns"), nb::call_guard<WithoutGil>())
+      .def(
+          "next",
+          [](const WorkerGetLink& link, double timeout_s) {
+            WithoutGil release;
+            return link.next(to_ns(timeout_s));
+          },
+          arg("timeout_s"))
+      .def(
+          "done",
+          [](const WorkerGetLink& link, const RunToGet& run, const std::string& end,
+             uint32_t pages) { link.done(run, get_end_from(end), pages); },
+          arg("run"), arg("end"), arg("pages"), nb::call_guard<WithoutGil>())
+      .def("close", &WorkerGetLink::close);
+  nb::list ends;
+  for (uint32_t end = 0; end < static_cast<uint32_t>(remote::GetEnd::count); ++end)
+    ends.append(get_end_name(remote::GetEnd(end)));
+  m.attr("GET_ENDS") = nb::tuple(ends);
+}
+
 // The buffer protocol: an object's bytes, read-only, for as long as somebody looks at them.
 int packed_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
   const PackedRun& packed = *nb::inst_ptr<PackedRun>(self);
@@ -199,6 +274,7 @@ void bind_remote(nb::module_& m) {
   bind_presence(m);
   bind_runs(m);
   bind_link(m);
+  bind_gets(m);
   nb::class_<PackedRun>(m, "PackedRun", nb::type_slots(packed_slots))
       .def_ro("reason", &PackedRun::reason);
 }

@@ -17,11 +17,6 @@ namespace {
 
 constexpr uint64_t kLongestWaitNs = 3600 * kSecondNs;
 
-[[noreturn]] void throw_closed() {
-  throw Error(ErrorKind::transport, "link_closed",
-              "the daemon has closed its link with this worker; end, another one is started");
-}
-
 }  // namespace
 
 LinkRun link_run(const RunToPut& run, uint64_t number) {
@@ -30,12 +25,14 @@ LinkRun link_run(const RunToPut& run, uint64_t number) {
           run.pages, run.day.value_or(0), run.day ? 1u : 0u};
 }
 
+bool is_run(uint32_t first_position, uint32_t pages, uint64_t record_bytes) {
+  return pages >= 1 && pages <= kObjectTokens && first_position % pages == 0 &&
+         record_bytes >= kBlockBytes && record_bytes % kBlockBytes == 0 &&
+         record_bytes <= 2 * kMostPageBytes;
+}
+
 std::optional<RunToPut> run_from(const LinkRun& wire) {
-  const bool sound = wire.pages >= 1 && wire.pages <= kObjectTokens &&
-                     wire.first_position % wire.pages == 0 && wire.record_bytes >= kBlockBytes &&
-                     wire.record_bytes % kBlockBytes == 0 &&
-                     wire.record_bytes <= 2 * kMostPageBytes;
-  if (!sound) return std::nullopt;
+  if (!is_run(wire.first_position, wire.pages, wire.record_bytes)) return std::nullopt;
   RunToPut run;
   run.number = wire.number;
   run.namespace_id = wire.namespace_id;
@@ -79,40 +76,37 @@ LinkEnd::Got LinkEnd::receive(LinkBuffer& buffer) const {
 
 void LinkEnd::close() const { ::shutdown(fd_.get(), SHUT_RDWR); }
 
+void LinkEnd::throw_closed() {
+  throw Error(ErrorKind::transport, "link_closed",
+              "the daemon has closed its link with this worker; end, another one is started");
+}
+
+bool LinkEnd::wait_for_message(LinkBuffer& buffer, uint64_t timeout_ns) const {
+  const uint64_t until_ns =
+      system_clock().boot_ns() + std::min<uint64_t>(timeout_ns, kLongestWaitNs);
+  for (;;) {
+    const Got got = receive(buffer);
+    if (got == Got::closed) throw_closed();
+    if (got == Got::message) return true;
+    const uint64_t now = system_clock().boot_ns();
+    if (now >= until_ns) return false;
+    pollfd poll{fd_.get(), POLLIN, 0};
+    ::poll(&poll, 1, static_cast<int>((until_ns - now) / kMillisecondNs) + 1);
+  }
+}
+
 void WorkerLink::ready(uint32_t puts) const {
   if (puts == 0 || puts > kMostPuts)
     throw Error(ErrorKind::usage, "bad_puts",
                 "a worker puts 1 to " + std::to_string(kMostPuts) + " runs at a time, not " +
                     std::to_string(puts));
-  if (!end_.send(LinkReady{puts, 0})) throw_closed();
+  end_.say(LinkReady{puts, 0});
 }
 
 std::optional<RunToPut> WorkerLink::next(uint64_t timeout_ns) const {
-  const uint64_t until_ns =
-      system_clock().boot_ns() + std::min<uint64_t>(timeout_ns, kLongestWaitNs);
-  for (LinkBuffer buffer;;) {
-    switch (end_.receive(buffer)) {
-      case LinkEnd::Got::closed:
-        throw_closed();
-      case LinkEnd::Got::message: {
-        const LinkRun* wire = buffer.as<LinkRun>();
-        const auto run = wire != nullptr ? run_from(*wire) : std::nullopt;
-        if (run) return run;
-        end_.close();  // no daemon of this version
-        throw_closed();
-      }
-      case LinkEnd::Got::nothing:
-        break;
-    }
-    const uint64_t now = system_clock().boot_ns();
-    if (now >= until_ns) return std::nullopt;
-    pollfd poll{end_.fd(), POLLIN, 0};
-    ::poll(&poll, 1, static_cast<int>((until_ns - now) / kMillisecondNs) + 1);
-  }
+  return end_.next_run<LinkRun>(timeout_ns);
 }
 
-void WorkerLink::done(const RunToPut& run) const {
-  if (!end_.send(LinkDone{run.number})) throw_closed();
-}
+void WorkerLink::done(const RunToPut& run) const { end_.say(LinkDone{run.number}); }
 
 }  // namespace kvw::remote

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "base/fd.h"
 #include "base/types.h"
@@ -72,6 +73,8 @@ struct LinkMessage {
 static_assert(sizeof(LinkMessage<LinkReady>) == 16 && sizeof(LinkMessage<LinkDone>) == 16 &&
               sizeof(LinkMessage<LinkRun>) == 80);
 
+// Of a run on the wire: that there can be such a one.
+bool is_run(uint32_t first_position, uint32_t pages, uint64_t record_bytes);
 LinkRun link_run(const RunToPut& run, uint64_t number);
 // Nothing: no run that there can be.
 std::optional<RunToPut> run_from(const LinkRun& wire);
@@ -109,8 +112,27 @@ class LinkEnd {
   // Whoever waits for a message is told that it is closed.
   void close() const;
 
+  // What a worker calls, to whom a link that is over is an Error transport "link_closed".
+  template <class Body>
+  void say(const Body& body) const {
+    if (!send(body)) throw_closed();
+  }
+  // The next run of the core, which `Wire` describes; waits for it, at most that long.
+  template <class Wire>
+  auto next_run(uint64_t timeout_ns) const -> decltype(run_from(std::declval<const Wire&>())) {
+    LinkBuffer buffer;
+    if (!wait_for_message(buffer, timeout_ns)) return std::nullopt;
+    const Wire* wire = buffer.as<Wire>();
+    if (auto run = wire != nullptr ? run_from(*wire) : std::nullopt) return run;
+    close();  // no daemon of this version
+    throw_closed();
+  }
+
  private:
+  [[noreturn]] static void throw_closed();
   bool send_bytes(std::span<const std::byte> bytes) const;
+  // False: none came in time.
+  bool wait_for_message(LinkBuffer& buffer, uint64_t timeout_ns) const;
 
   Fd fd_;
 };
