@@ -148,6 +148,7 @@ class CoreOptions:
     nvme_answer_s: float  # of recover(), for each answer of the disk; 0: for ever
     write_queue_bytes: int  # 0: chosen
     remote_write: str  # which pages a remote tier gets: "" none, "reused", "all"
+    remote_read: bool  # pages are fetched from a remote tier
     remote_fleet: bytes  # 16; of the file `presence`
     def __init__(self) -> None: ...
 
@@ -236,6 +237,14 @@ class Core:
     def attach_remote(self, fd: int) -> None:
         """Takes over the core's end of a link with a worker of the remote tier, in place of the
         one before. What goes wrong on it closes it, and harms nobody else."""
+    def attach_remote_gets(self, fd: int) -> None:
+        """As attach_remote, of the link on which it gets runs; with it ends what was under way."""
+    def set_remote_epoch(self, namespace_id: bytes, fleet_epoch: int, clear_epoch: int) -> bool:
+        """Objects of this epoch are read and written from now on, until the namespace's next clear.
+        False, and nothing is done: there is no such namespace, its clear epoch is not
+        `clear_epoch`, or fleet_epoch is 2**64 - 1, which nothing can follow."""
+    def stop_remote(self, namespace_id: bytes) -> None:
+        """None are, until set_remote_epoch(). Nothing is done where there is no such namespace."""
     def stop(self) -> list[tuple[bytes, int]]:
         """Ends the threads and lets the directory go. Idempotent. Returns the last tombstones."""
 
@@ -507,6 +516,76 @@ class RemoteLink:
     def done(self, run: RunToPut) -> None:
         """Ends a run that next() gave, however it went: another may come. What the file `presence`
         says by then is why it is not offered again. TransportError "link_closed"."""
+    def close(self) -> None:
+        """Whoever waits in next() is told that it is closed. Idempotent."""
+
+GET_ENDS: tuple[str, ...]
+# How a get ends: "filled", "missing", "damaged", "failed", "late", "no_room", "cleared"
+# (native/remote/get_link.h).
+
+class RunToGet:
+    """A run of pages that clients wait for: the records of an object from page `from_page` on.
+    RemoteGetLink gives them; one that is made by hand is on no link."""
+
+    def __init__(
+        self,
+        *,
+        namespace_id: bytes,
+        key: bytes,
+        epoch: int,
+        clear_epoch: int,
+        record_bytes: int,
+        within_s: float,
+        first_position: int,
+        pages: int,
+        from_page: int,
+        day: int,
+        engine_keys: bool,
+    ) -> None: ...
+    @property
+    def namespace_id(self) -> bytes: ...
+    @property
+    def key(self) -> bytes: ...  # of its last page
+    @property
+    def epoch(self) -> int: ...  # the fleet's, of the namespace
+    @property
+    def clear_epoch(self) -> int: ...  # the host's as of the fleet's: what is stored is as old
+    @property
+    def record_bytes(self) -> int: ...
+    @property
+    def within_s(self) -> float: ...  # from when next() gave it; nobody waits any longer
+    @property
+    def first_position(self) -> int: ...
+    @property
+    def pages(self) -> int: ...  # of the object
+    @property
+    def from_page(self) -> int: ...
+    @property
+    def day(self) -> int: ...
+    @property
+    def engine_keys(self) -> bool: ...  # the pages' witnesses: engines' keys, not token ids
+    @property
+    def begin(self) -> int: ...  # of the bytes that are wanted, in the object
+    @property
+    def end(self) -> int: ...
+
+class RemoteGetLink:
+    """The worker's end of its link for gets. Thread-safe. Methods raise TransportError
+    "link_closed" where the daemon has ended it."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes the descriptor over. UsageError "bad_link": it is no SOCK_SEQPACKET socket."""
+    def ready(self, gets: int) -> None:
+        """So many runs, 1 to 64, may be under way from now on; UsageError "bad_gets" else. Said
+        before the first state()."""
+    def state(self, serving: bool, read_bytes_per_s: int, first_byte_ns: int) -> None:
+        """Said once a second: whether anything may be asked for now, and how fast it would come
+        (smoothed; 0: not measured yet). Nothing is served once this is 5 s old."""
+    def next(self, timeout_s: float) -> RunToGet | None:
+        """The next run, or None: none came in time."""
+    def done(self, run: RunToGet, end: str, pages: int) -> None:
+        """Ends a run that next() gave, once; `end` is of GET_ENDS (UsageError "bad_end"), `pages`
+        how many of those that were wanted are stored now."""
     def close(self) -> None:
         """Whoever waits in next() is told that it is closed. Idempotent."""
 

@@ -23,7 +23,7 @@ struct CoreOptions {
   nb::bytes warehouse_id{"", 0}, secret{"", 0}, remote_fleet{"", 0};
   uint64_t epoch = 0, epoch_floor = 0, log_end = 0, write_queue_bytes = 0, hbm_bytes = 0;
   int hbm_device = 0;
-  bool inspect = false;
+  bool inspect = false, remote_read = false;
   double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1, nvme_retry_s = 30;
   double nvme_answer_s = 0;
 
@@ -58,6 +58,7 @@ struct CoreOptions {
     if (nvme_answer_s > 0) made.nvme_answer_ns = static_cast<uint64_t>(nvme_answer_s * 1e9);
     made.write_queue_bytes = write_queue_bytes;
     made.remote_write = remote_write_from(remote_write);
+    made.remote_read = remote_read;
     made.hbm.bytes = hbm_bytes;
     made.hbm.device = hbm_device;
     return made;
@@ -247,6 +248,25 @@ class Core {
     WithoutGil release;
     server_.attach_remote(std::move(own), kPatienceMs);
   }
+  void attach_remote_gets(int fd) {
+    Fd own(fd);
+    WithoutGil release;
+    server_.attach_remote_gets(std::move(own), kPatienceMs);
+  }
+  bool set_remote_epoch(const nb::bytes& namespace_id, uint64_t fleet_epoch, uint64_t clear_epoch) {
+    const Key id = key_from(namespace_id);
+    const auto set = [=](Warehouse& warehouse) {
+      return warehouse.set_remote_epoch(id, fleet_epoch, clear_epoch);
+    };
+    return started_ ? on_core(set) : set(server_.warehouse_before_start());
+  }
+  void stop_remote(const nb::bytes& namespace_id) {
+    const auto stop = [id = key_from(namespace_id)](Warehouse& warehouse) {
+      warehouse.stop_remote(id);
+      return 0;
+    };
+    started_ ? on_core(stop) : stop(server_.warehouse_before_start());
+  }
   nb::list stop() {
     std::vector<std::pair<Key, uint64_t>> tombstones;
     {
@@ -291,6 +311,7 @@ void bind_core(nb::module_& m) {
       .def_rw("nvme_answer_s", &CoreOptions::nvme_answer_s)
       .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes)
       .def_rw("remote_write", &CoreOptions::remote_write)
+      .def_rw("remote_read", &CoreOptions::remote_read)
       .def_rw("remote_fleet", &CoreOptions::remote_fleet);
   m.def("check_options", [](const CoreOptions& options) {
     const WarehouseOptions unnamed = options.unnamed();
@@ -330,6 +351,10 @@ void bind_core(nb::module_& m) {
       .def("watch", &Core::watch, nb::arg("ordinal"), nb::arg("tokens_only"),
            nb::keep_alive<0, 1>())
       .def("attach_remote", &Core::attach_remote, nb::arg("fd"))
+      .def("attach_remote_gets", &Core::attach_remote_gets, nb::arg("fd"))
+      .def("set_remote_epoch", &Core::set_remote_epoch, nb::arg("namespace_id"),
+           nb::arg("fleet_epoch"), nb::arg("clear_epoch"))
+      .def("stop_remote", &Core::stop_remote, nb::arg("namespace_id"))
       .def("stop", &Core::stop);
 }
 

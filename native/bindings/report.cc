@@ -46,6 +46,20 @@ nb::dict puts_of(const PutsStatus& status) {
   return made;
 }
 
+nb::dict fetches_of(const FetchesStatus& status) {
+  nb::dict made, ends;
+  for (size_t i = 0; i < status.ends.size(); ++i)
+    ends[remote::get_end_name(remote::GetEnd(i))] = status.ends[i];
+  made["asked"] = status.asked;
+  made["joined"] = status.joined;
+  made["later"] = status.later;
+  made["queued"] = status.queued;
+  made["under_way"] = status.under_way;
+  made["under_way_bytes"] = status.under_way_bytes;
+  made["ends"] = ends;
+  return made;
+}
+
 nb::dict dram_of(const WarehouseStatus& status) {
   nb::dict made;
   made["health"] = status.dram_health;
@@ -229,6 +243,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
   index["bound"] = status.index_bound;
   made["index"] = index;
   made["remote_puts"] = puts_of(status.puts);
+  made["remote_fetches"] = fetches_of(status.fetches);
   made["page_bytes_max"] = status.page_bytes_max;
   made["policy"] = status.policy;
   made["namespaces"] = spaces_of(status);

@@ -58,18 +58,18 @@ struct ControlPage {
   uint64_t slab_count;  // of the configured bound: arena bytes to map = slab_bytes * slab_count
   std::byte secret[kSecretBytes];
 
-  HotWord incarnation;            // rises with every daemon; names the index file
-  HotWord index_entries;          // of the current index: a power of two
-  HotWord heartbeat_ns;           // boot clock, every 100 ms
-  HotWord state;                  // ControlState
-  HotWord clear_epoch;            // the highest epoch given out
-  HotWord promoted;               // rises at every finished promotion; its low half is a futex
-  HotWord durable;                // flush number known to be on stable media
+  HotWord incarnation;    // rises with every daemon; names the index file
+  HotWord index_entries;  // of the current index: a power of two
+  HotWord heartbeat_ns;   // boot clock, every 100 ms
+  HotWord state;          // ControlState
+  HotWord clear_epoch;    // the highest epoch given out
+  HotWord promoted;       // rises when a page comes that is waited for; its low half is a futex
+  HotWord durable;        // flush number known to be on stable media
   HotWord nvme_read_bytes_per_s;  // smoothed while busy; 0: not measured yet
   HotWord nvme_write_bytes_per_s;
   HotWord nvme_reads_queued;
   HotWord nvme_write_queue_bytes;
-  HotWord pin_limit_bytes;      // of all sessions of a process, beside what others pin now
+  HotWord pin_limit_bytes;  // of all sessions of a process, beside what others pin now
   alignas(128) Word reserve_limit_bytes;  // what a session alone may leave unfinished
   RemoteWords remote;                     // seldom written, as its neighbour
 

@@ -23,6 +23,13 @@ void walk(const MessageHead& head, Reader body) {
       body.take_array<SealAnswer>(head.first);
       body.take_array<ReserveAnswer>(head.second);
       break;
+    case MessageType::fetch:
+      body.take<FetchSpace>();
+      body.take_array<FetchRun>(head.first);
+      break;
+    case MessageType::fetching:
+      body.take_array<FetchAnswer>(head.first);
+      break;
     case MessageType::welcome:
       body.take<Welcome>();
       body.take_array<SlotRef>(head.first);

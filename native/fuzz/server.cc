@@ -75,7 +75,9 @@ class Peer {
 
 struct Target {
   Target() : daemon(shape_of(5000)) {
+    daemon.options.remote_read = true;
     daemon.start();
+    remote = std::make_unique<RemoteGets>(daemon);
     client = std::make_unique<Client>(daemon.client_options());
     good = std::make_unique<Chain>(daemon.shape(), 1, 3);
     good->store_all(*client);
@@ -93,6 +95,7 @@ struct Target {
   std::unique_ptr<Chain> good;
   std::unique_ptr<Pins> pins;
   std::unique_ptr<Peer> peer;
+  std::unique_ptr<RemoteGets> remote;
   uint64_t inputs = 0;
 };
 
@@ -104,7 +107,7 @@ std::vector<std::byte> message_of(Input& input, const Chain& good) {
   std::vector<std::byte> message(sizeof(MessageHead) + raw.size());
   if (!raw.empty()) std::memcpy(message.data() + sizeof(MessageHead), raw.data(), raw.size());
   auto* head = new (message.data()) MessageHead{};
-  head->type = static_cast<MessageType>(input.number<uint8_t>() % 16);
+  head->type = static_cast<MessageType>(input.number<uint8_t>() % 20);
   head->request = 9;
   head->first = input.number<uint8_t>();
   head->second = input.number<uint8_t>();
@@ -118,6 +121,13 @@ std::vector<std::byte> message_of(Input& input, const Chain& good) {
        at += sizeof(Key), bit = bit << 1 & 0xff)
     if ((how & bit) != 0)
       std::memcpy(message.data() + at, &known[at / sizeof(Key) % 3], sizeof(Key));
+  if (head->type == MessageType::fetch && raw.size() >= sizeof(FetchSpace) + sizeof(FetchRun)) {
+    auto* space = reinterpret_cast<FetchSpace*>(head + 1);
+    auto* run = reinterpret_cast<FetchRun*>(space + 1);
+    space->witness_kind = 1 + space->witness_kind % 2;
+    run->pages = 16;  // an object's, of this shape
+    run->first_position -= run->first_position % 16;
+  }
   return message;
 }
 
@@ -132,6 +142,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto message = fuzz::message_of(input, *target.good);
     target.peer->exchange(message);
   }
-  if (++target.inputs % fuzz::kCheckEach == 0) target.check();
+  uint64_t turn = ++target.inputs;
+  const auto ends = [&turn] { return turn++; };
+  target.remote->end_all(ends);
+  if (target.inputs % fuzz::kCheckEach == 0) target.check();
   return 0;
 }

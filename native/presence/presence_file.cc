@@ -76,8 +76,10 @@ void PresenceFile::check() const {
               path_ + " has lost some of its bytes; open it again, which makes it anew");
 }
 
+Fd open_presence(const std::string& path) { return open_regular(path, O_RDONLY); }
+
 std::optional<PresenceReader> PresenceReader::open(const std::string& path, const Key& fleet) {
-  const Fd fd = open_regular(path, O_RDONLY);
+  const Fd fd = open_presence(path);
   if (!fd.valid()) return std::nullopt;
   const uint64_t bytes = size_of(fd.get(), path);
   if (bytes == 0) return std::nullopt;

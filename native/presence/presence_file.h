@@ -49,6 +49,9 @@ class PresenceFile {
   bool made_anew_ = false;
 };
 
+// Read-only, for whoever maps it and judges what it is. Invalid: there is no regular file.
+Fd open_presence(const std::string& path);
+
 // A reader's. The file may be another's, or replaced: that one is opened again then.
 class PresenceReader {
  public:

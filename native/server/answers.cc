@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "presence/presence_file.h"
 #include "server/server.h"
 
 namespace kvw {
@@ -86,6 +87,10 @@ bool Server::answer(Connection& connection, std::span<const std::byte> message) 
         return answer_locate(connection, *head);
       case MessageType::hbm:
         return answer_hbm(connection, *head);
+      case MessageType::presence:
+        return answer_presence(connection, *head);
+      case MessageType::fetch:
+        return answer_fetch(connection, *head, body);
       default:
         warehouse_->on_event("message_refused", "reason=unknown_type");
         return false;
@@ -139,7 +144,8 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
   writer.put_bytes(unsettled.data(), unsettled.size() * sizeof(SlotRef));
   writer.set_counts(static_cast<uint32_t>(unsettled.size()), count,
                     kWelcomeSince | (warehouse_->has_log() ? kWelcomeLocates : 0) |
-                        (warehouse_->hbm() != nullptr ? kWelcomeHbm : 0));
+                        (warehouse_->hbm() != nullptr ? kWelcomeHbm : 0) |
+                        (warehouse_->fetches() != nullptr ? kWelcomeRemote : 0));
   return send(connection, writer.finish(), std::span(descriptors).first(count));
 }
 
@@ -220,6 +226,35 @@ bool Server::answer_hbm(Connection& connection, const MessageHead& head) {
   writer.set_counts(0, 2);
   const std::array<int, 2> descriptors{hbm->table()->fd(), hbm->pool_fd()};
   return send(connection, writer.finish(), descriptors);
+}
+
+bool Server::answer_presence(Connection& connection, const MessageHead& head) {
+  const Fd file =
+      warehouse_->fetches() != nullptr ? open_presence(warehouse_->presence_path()) : Fd();
+  if (!file.valid())
+    throw Error(ErrorKind::usage, "presence_not_ready",
+                "this daemon has no presence filter of a remote store (kvwarehouse status says "
+                "why); what is stored here is served");
+  Writer writer(MessageType::presence_shared, head.request);
+  writer.set_counts(0, 1);
+  const int descriptor = file.get();
+  return send(connection, writer.finish(), std::span(&descriptor, 1));
+}
+
+bool Server::answer_fetch(Connection& connection, const MessageHead& head, Reader& body) {
+  const FetchSpace* space = body.take<FetchSpace>();
+  const FetchRun* runs = body.take_array<FetchRun>(head.first);
+  if (!body.ok()) return false;
+  if (head.first > kFetchRuns)
+    throw Error(ErrorKind::usage, "message_too_large",
+                "a message may ask for " + std::to_string(kFetchRuns) + " runs");
+  std::vector<FetchAnswer> answers;
+  for (const FetchRun& run : std::span(runs, head.first))
+    answers.push_back(warehouse_->fetch(*space, run));
+  Writer writer(MessageType::fetching, head.request);
+  writer.put_bytes(answers.data(), answers.size() * sizeof(FetchAnswer));
+  writer.set_counts(static_cast<uint32_t>(answers.size()));
+  return send(connection, writer.finish());
 }
 
 }  // namespace kvw

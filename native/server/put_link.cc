@@ -1,31 +1,12 @@
 #include "server/put_link.h"
 
-#include <string>
-
 namespace kvw {
-
-namespace {
-
-constexpr int kMessagesPerWake = 16;
-
-}  // namespace
 
 PutLink::~PutLink() {
   Puts* puts = warehouse_.puts();
   if (puts == nullptr) return;
   for (const auto& [number, key] : under_way_) puts->done(key);
   puts->close_filter();
-}
-
-bool PutLink::serve() {
-  remote::LinkBuffer message;
-  for (int i = 0; i < kMessagesPerWake; ++i) {
-    const remote::LinkEnd::Got got = end_.receive(message);
-    if (got == remote::LinkEnd::Got::closed) return false;
-    if (got == remote::LinkEnd::Got::nothing) break;
-    if (!take(message)) return false;
-  }
-  return give();
 }
 
 bool PutLink::take(const remote::LinkBuffer& message) {
@@ -57,11 +38,6 @@ bool PutLink::give() {
     if (!end_.send(remote::link_run(*run, last_number_))) return false;
   }
   return true;
-}
-
-bool PutLink::refuse(const char* reason) {
-  warehouse_.on_event("remote_link_dropped", std::string("reason=") + reason);
-  return false;
 }
 
 }  // namespace kvw

@@ -17,6 +17,8 @@
 #include "base/error.h"
 #include "base/start_thread.h"
 #include "copy/copy.h"
+#include "server/get_link.h"
+#include "server/put_link.h"
 
 namespace kvw {
 
@@ -152,21 +154,40 @@ void Server::listen_again(int timeout_ms) {
       timeout_ms);
 }
 
-void Server::attach_remote(Fd fd, int timeout_ms) {
+template <class Made>
+void Server::attach_link(Link& link, Fd fd, int timeout_ms) {
   call(
-      [this, shared = std::make_shared<Fd>(std::move(fd))](Warehouse& warehouse) {
-        auto link = std::make_unique<PutLink>(std::move(*shared), warehouse);
-        put_link_.reset();
-        if (!watch(epoll_.get(), link->fd()))
+      [this, &link, shared = std::make_shared<Fd>(std::move(fd))](Warehouse& warehouse) {
+        auto made = std::make_unique<Made>(std::move(*shared), warehouse);
+        link.reset();
+        if (!watch(epoll_.get(), made->fd()))
           throw storage_error("cannot watch the link with the remote tier's worker", errno);
-        put_link_ = std::move(link);
+        link = std::move(made);
         return 0;
       },
       timeout_ms);
 }
 
-void Server::keep_put_link(bool good) {
-  if (!good) put_link_.reset();
+void Server::attach_remote(Fd fd, int timeout_ms) {
+  attach_link<PutLink>(put_link_, std::move(fd), timeout_ms);
+}
+
+void Server::attach_remote_gets(Fd fd, int timeout_ms) {
+  attach_link<GetLink>(get_link_, std::move(fd), timeout_ms);
+}
+
+void Server::with_link(Link& link, bool (CoreLink::*go_on)()) {
+  if (link && !(*link.*go_on)()) link.reset();
+}
+
+Server::Link* Server::link_of(int fd) {
+  for (Link* link : {&put_link_, &get_link_})
+    if (*link && (*link)->fd() == fd) return link;
+  return nullptr;
+}
+
+void Server::give_runs() {
+  for (Link* link : {&put_link_, &get_link_}) with_link(*link, &CoreLink::give);
 }
 
 std::vector<std::pair<Key, uint64_t>> Server::stop() {
@@ -182,6 +203,7 @@ std::vector<std::pair<Key, uint64_t>> Server::stop() {
   if (listener_.valid()) ::unlink(socket_path_.c_str());
   connections_.clear();
   put_link_.reset();
+  get_link_.reset();
   warehouse_->stop();
   auto tombstones = warehouse_->take_tombstones();
   warehouse_.reset();
@@ -222,7 +244,8 @@ void Server::run() {
     if (now >= next_tick) {
       warehouse_->tick();
       drop_silent();
-      if (put_link_) keep_put_link(put_link_->give());
+      give_runs();
+      warehouse_->wake_waiters();
       next_tick = now + kTickMs * kMillisecondNs;
     }
     const bool goes_on = warehouse_->goes_on();  // as soon as others were served
@@ -239,11 +262,12 @@ void Server::run() {
         warehouse_->poll_log();
       } else if (warehouse_->hbm() != nullptr && fd == warehouse_->hbm()->event_fd()) {
         warehouse_->hbm()->poll();
-      } else if (put_link_ && fd == put_link_->fd()) {
-        keep_put_link(put_link_->serve());
+      } else if (Link* link = link_of(fd)) {
+        with_link(*link, &CoreLink::serve);
       } else {
         serve(fd);
       }
+      warehouse_->wake_waiters();
     }
     look_at_waits();
     if (goes_on) warehouse_->go_on();

@@ -21,7 +21,7 @@
 #include "base/error.h"
 #include "base/fd.h"
 #include "exchange/messages.h"
-#include "server/put_link.h"
+#include "server/core_link.h"
 #include "warehouse/warehouse.h"
 
 namespace kvw {
@@ -68,9 +68,10 @@ class Server {
   // Error transport "core_busy" after timeout_ms (the stretch then ends without anybody to tell).
   CheckReport check(const CheckRequest& request, int timeout_ms);
 
-  // Takes over the core's end of a link with a worker of the remote tier, in place of the one
-  // before. Throws Error usage "bad_link", and as call() does.
+  // Each takes over the core's end of a link with a worker of the remote tier, for puts or for
+  // gets, in place of the one before. Throws Error usage "bad_link", and as call() does.
   void attach_remote(Fd fd, int timeout_ms);
+  void attach_remote_gets(Fd fd, int timeout_ms);
 
   uint64_t connections() const { return connection_count_.load(); }
 
@@ -125,12 +126,21 @@ class Server {
   bool answer_report(Connection& connection, const MessageHead& head, Reader& body);
   bool answer_locate(Connection& connection, const MessageHead& head);
   bool answer_hbm(Connection& connection, const MessageHead& head);
+  bool answer_presence(Connection& connection, const MessageHead& head);
+  bool answer_fetch(Connection& connection, const MessageHead& head, Reader& body);
   bool refuse(Connection& connection, uint64_t request, const Error& error);
   static bool send(Connection& connection, std::span<const std::byte> message,
                    std::span<const int> descriptors = {});
   void hang_up(int fd);
-  // `good`: what a call of the link has said.
-  void keep_put_link(bool good);
+  // Of a worker of the remote tier.
+  using Link = std::unique_ptr<CoreLink>;
+  template <class Made>
+  void attach_link(Link& link, Fd fd, int timeout_ms);
+  // Ended where `go_on` says so.
+  static void with_link(Link& link, bool (CoreLink::*go_on)());
+  // Null: none has this descriptor.
+  Link* link_of(int fd);
+  void give_runs();
   void drop_silent();
   void populate();
   void wake();
@@ -144,7 +154,7 @@ class Server {
   std::atomic<uint64_t> connection_count_{0};
   std::vector<std::byte> buffer_;
   std::vector<Wait> waits_;
-  std::unique_ptr<PutLink> put_link_;
+  Link put_link_, get_link_;
 
   std::mutex mutex_;
   std::deque<Command> commands_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "client/client.h"
+#include "remote/get_link.h"
 #include "server/server.h"
 #include "tests/warehouse_world.h"
 
@@ -103,6 +104,38 @@ class Daemon {
   NamespaceShape shape_;
   std::unique_ptr<Server> server_;
   pid_t child_ = 0, owner_ = ::getpid();
+};
+
+// A worker of the daemon's remote tier that serves, and stores nothing of what it is given.
+class RemoteGets {
+ public:
+  explicit RemoteGets(Daemon& daemon) : link_(attach(daemon)) {
+    CHECK(daemon.call(
+        [id = daemon.shape().id](Warehouse& w) { return w.set_remote_epoch(id, 0, 0); }));
+    link_.ready(remote::kMostGets);
+    link_.state(true, 0, 0);
+  }
+  // Whatever it was given, one way or the other.
+  template <class Random>
+  void end_all(Random& random) const {
+    link_.state(true, 0, 0);
+    while (const auto run = link_.next(0)) {
+      const auto end =
+          static_cast<uint32_t>(random() % static_cast<uint32_t>(remote::GetEnd::count));
+      link_.done(*run, remote::GetEnd(end), 0);
+    }
+  }
+
+ private:
+  static Fd attach(Daemon& daemon) {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
+      throw storage_error("socketpair", errno);
+    daemon.server().attach_remote_gets(Fd(ends[0]), kPatienceMs);
+    return Fd(ends[1]);
+  }
+
+  remote::WorkerGetLink link_;
 };
 
 // Rows of one buffer, a page of one shard each.

@@ -179,6 +179,9 @@ TEST(wrong_requests_are_refused_with_a_reason_or_hung_up_on) {
   CHECK_EQ(said(true, message(MessageType::locate, 0, 0, 0)), "no_nvme_tier");
   CHECK_EQ(said(false, message(MessageType::locate, 0, 0, 0)), "no_session");
   CHECK_EQ(said(true, message(MessageType::located, 1, 1, 8)), "hang-up");
+  CHECK_EQ(said(true, message(MessageType::presence, 0, 0, 0)), "presence_not_ready");
+  CHECK_EQ(said(true, message(MessageType::fetch, 1, 0, 24)), "hang-up");
+  CHECK_EQ(said(true, message(MessageType::fetch, 0, 0, 16)), "hang-up");
   CHECK_EQ(said(true, message(static_cast<MessageType>(99), 0, 0, 8)), "hang-up");
   CHECK_EQ(said(true, message(MessageType::welcome, 0, 0, 8)), "hang-up");
   CHECK_EQ(said(false, message(MessageType::hello, 0, 0, 0)), "hang-up");
@@ -292,7 +295,7 @@ class Garbage {
     return data;
   }
   std::span<const std::byte> headed(const Bytes& body) {
-    writer_ = Writer(static_cast<MessageType>(1 + below(15)), random_());
+    writer_ = Writer(static_cast<MessageType>(1 + below(19)), random_());
     writer_.put_bytes(body.data(), body.size());
     writer_.set_counts(static_cast<uint32_t>(number()), static_cast<uint32_t>(number()));
     return writer_.finish();
@@ -301,9 +304,18 @@ class Garbage {
   Bytes plausible() {
     const NamespaceShape& shape = shapes_[below(2)];
     const auto count = static_cast<uint32_t>(below(5));
-    switch (below(5)) {
+    switch (below(6)) {
       case 0:
         return exchange(shape, count);
+      case 4: {
+        writer_ = Writer(MessageType::fetch, 1);
+        writer_.put(FetchSpace{shape.id, static_cast<uint32_t>(1 + below(2)), 0});
+        for (uint32_t i = 0; i < count; ++i)
+          writer_.put(FetchRun{page_of(shape, below(4), 0).key, static_cast<uint32_t>(number()),
+                               static_cast<uint32_t>(16 * below(5)), 16,
+                               static_cast<uint32_t>(below(17)), number()});
+        break;
+      }
       case 1: {
         writer_ = Writer(MessageType::settle, 1);
         for (uint32_t i = 0; i < count; ++i)
@@ -359,7 +371,9 @@ TEST(garbage_on_the_socket_harms_neither_the_daemon_nor_another_client) {
   const NamespaceShape wide = shape_of(4096, 64, {6, 6});
   daemon.declared.push_back(wide);
   daemon.options.grace_ns = 1;
+  daemon.options.remote_read = true;
   daemon.start();
+  const RemoteGets remote(daemon);
   Client client(daemon.client_options());
   const Chain kept(daemon.shape(), 100, 6);
   kept.store_all(client);
@@ -370,6 +384,7 @@ TEST(garbage_on_the_socket_harms_neither_the_daemon_nor_another_client) {
       if (random() % 4 != 0) rogue.hello();
       for (int i = 0; i < 50 && rogue.try_send(garbage.next()); ++i) rogue.discard();
     }
+    remote.end_all(random);
     for (uint32_t shard = 0; shard < 2; ++shard) CHECK_EQ(kept.load(client, shard), 6);
     const Chain fresh(daemon.shape(), 1000 + round, 1);
     CHECK_EQ(fresh.store(client, 0).stored, 1);

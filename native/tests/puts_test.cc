@@ -12,6 +12,7 @@ namespace {
 const Key kFleet{11, 13};
 constexpr uint32_t kToday = 20785, kDays = 7;
 constexpr uint32_t kPages = 2;  // of a run
+constexpr uint64_t kEpoch = 77;
 
 NamespaceShape shape_of_runs(uint32_t pages) {
   NamespaceShape shape = shape_of(4096, 1);
@@ -27,6 +28,7 @@ struct Store {
     world.options.remote_fleet = kFleet;
     world.options.index_pages = 32768;
     world.start();
+    CHECK(world->set_remote_epoch(kSpace, kEpoch, 0));
     peer = std::make_unique<Peer>(world);
   }
 
@@ -62,7 +64,7 @@ struct Filter {
       : file({store.world.options.arena_dir + "/presence", kFleet, 1000, kDays, kToday}) {
     CHECK(store.puts().open_filter());
   }
-  void has(const Key& key, uint32_t day) { file.writer().put(key, 0, day); }
+  void has(const Key& key, uint32_t day) { file.writer().put(key, kEpoch, day); }
 
   PresenceFile file;
 };
@@ -88,7 +90,7 @@ TEST(run_is_offered_when_its_last_page_is_used_a_second_time) {
   CHECK(run->namespace_id == kSpace);
   CHECK_EQ(run->first_position, 0);
   CHECK_EQ(run->pages, kPages);
-  CHECK_EQ(run->epoch, 0);
+  CHECK_EQ(run->epoch, kEpoch);
   CHECK(!run->day.has_value());
   CHECK_EQ(run->record_bytes, 2 * kBlockBytes);
   CHECK_EQ(store.status().queued, 0);
@@ -248,8 +250,41 @@ TEST(clear_takes_the_runs_that_were_queued) {
   CHECK(store.handed_out().empty());
   CHECK_EQ(store.dropped(PutDrop::cleared), 2);
   store.world->clear(0, 6);
+  CHECK(store.world->set_remote_epoch(kSpace, kEpoch + 1, 6));
   store.store(1);  // again, and queued again
+  CHECK_EQ(store.puts().next()->epoch, kEpoch + 1);
+}
+
+// As from a clear until the store knows of it: what is put then would be of no epoch, or of one
+// that is gone.
+TEST(nothing_is_offered_of_a_namespace_whose_epoch_is_not_known) {
+  Store store(RemoteWrite::all);
+  store.world->stop_remote(kSpace);
+  store.store(1);
+  store.store(2, kPages - 1);  // no run
+  CHECK_EQ(store.status().offered, 0);
+  CHECK_EQ(store.dropped(PutDrop::no_epoch), 1);
+  CHECK(store.world->set_remote_epoch(kSpace, kEpoch, 0));
+  store.use(1);
   CHECK(store.handed_out() == std::vector<Key>({store.run(1)}));
+}
+
+TEST(run_whose_epoch_was_lost_in_the_queue_is_passed_over) {
+  Store store(RemoteWrite::all);
+  store.store(1);
+  store.world->stop_remote(kSpace);
+  CHECK(store.handed_out().empty());
+  CHECK_EQ(store.dropped(PutDrop::no_epoch), 1);
+}
+
+TEST(first_use_without_an_epoch_is_no_drop) {
+  Store store(RemoteWrite::reused);
+  store.world->stop_remote(kSpace);
+  store.store(1);
+  store.use(1);
+  CHECK_EQ(store.dropped(PutDrop::no_epoch), 0);
+  store.use(1);
+  CHECK_EQ(store.dropped(PutDrop::no_epoch), 1);
 }
 
 TEST(namespace_that_was_forgotten_takes_its_runs) {

@@ -34,6 +34,7 @@ struct Tier {
     daemon.options.remote_write = write;
     daemon.options.remote_fleet = kFleet;
     daemon.start();
+    daemon.call([](Warehouse& w) { return w.set_remote_epoch(kSpace, 0, 0); });
     filter.emplace(
         PresenceFile::Wanted{daemon.options.arena_dir + "/presence", kFleet, 1000, 7, kToday});
     client = std::make_unique<Client>(daemon.client_options());

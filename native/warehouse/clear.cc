@@ -25,11 +25,17 @@ void Warehouse::begin_clear(uint32_t ordinal, uint64_t epoch) {
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "there is no namespace number " + std::to_string(ordinal));
   raise_epoch(epoch);
+  raise_clear_epoch(ordinal, epoch);
+}
+
+void Warehouse::raise_clear_epoch(uint32_t ordinal, uint64_t epoch) {
   Space& space = state_.spaces[ordinal];
-  space.clear_epoch = std::max(space.clear_epoch, epoch);
+  if (epoch <= space.clear_epoch) return;
+  // The store has what was cleared until it is told: nobody asks it for that.
+  publish_remote(ordinal, std::nullopt);
+  space.clear_epoch = epoch;
   // From here on no reader accepts an older page of it, whatever its index says.
-  state_.arena.control().namespaces[ordinal].clear_epoch.store(space.clear_epoch,
-                                                               std::memory_order_release);
+  state_.arena.control().namespaces[ordinal].clear_epoch.store(epoch, std::memory_order_release);
 }
 
 uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor) {

@@ -17,6 +17,7 @@
 #include "hbm/status.h"
 #include "io/io_engine.h"
 #include "nvme/log.h"
+#include "remote/get_link.h"
 #include "session/session_file.h"
 
 namespace kvw {
@@ -55,7 +56,8 @@ struct WarehouseOptions {
   uint64_t nvme_answer_ns = UINT64_MAX;     // how long recover() waits for each answer of the disk
   uint64_t write_queue_bytes = 0;           // 0: a quarter of the DRAM tier
   RemoteWrite remote_write = RemoteWrite::none;
-  Key remote_fleet;  // of the presence filter
+  bool remote_read = false;  // pages are fetched from the remote store
+  Key remote_fleet;          // of the presence filter
   HbmOptions hbm;
   bool hbm_at_first_use = false;  // a page is promoted when it was used once, not twice
   // For a look at what an earlier daemon left: nothing is stored, evicted, swept, freed or written
@@ -146,7 +148,8 @@ enum class PutDrop : uint32_t {
   too_large,    // its pages, for an object
   not_in_dram,  // when its turn came
   cleared,
-  already,  // in the store by then
+  already,   // in the store by then
+  no_epoch,  // its namespace's in the store is not known
   count
 };
 const char* put_drop_name(PutDrop why);
@@ -157,6 +160,14 @@ struct PutsStatus {
   uint64_t offered = 0;    // that entered the queue
   uint64_t refreshes = 0;  // of them, those that the store had of an earlier day
   std::array<uint64_t, kPutDrops> dropped{};
+};
+
+struct FetchesStatus {
+  uint64_t asked = 0;   // runs
+  uint64_t joined = 0;  // of them, those that were on their way by then
+  uint64_t later = 0;   // and those that there was no room for
+  uint64_t queued = 0, under_way = 0, under_way_bytes = 0;
+  std::array<uint64_t, static_cast<size_t>(remote::GetEnd::count)> ends{};
 };
 
 // A snapshot; every figure is the core's own.
@@ -171,6 +182,7 @@ struct WarehouseStatus {
   nvme::LogStats log;
   HbmStatus hbm;
   PutsStatus puts;
+  FetchesStatus fetches;
   uint64_t index_pages = 0, index_capacity = 0, orphan_pages = 0;
   uint64_t released_pages = 0;
   bool index_bound = false;     // pages left, or were not stored, for want of room in it

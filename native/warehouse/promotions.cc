@@ -1,13 +1,7 @@
 #include "warehouse/promotions.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
 #include <cstring>
-#include <utility>
 
 namespace kvw {
 
@@ -117,7 +111,7 @@ void Promotions::read(SlotId slot, nvme::ReadResult result, PageFacts&& facts) {
     } else if (same) {
       quarantine_.nvme(*view, result == nvme::ReadResult::ok ? "namespace" : "mismatch", false);
     }
-    end_promotion();
+    state_.waiters.note();
     return;
   }
   SlotMeta* meta = state_.pool.meta(slot);
@@ -150,25 +144,12 @@ void Promotions::read(SlotId slot, nvme::ReadResult result, PageFacts&& facts) {
   state_.catalog.node(entry.page).used = true;
   ++pages_promoted_;
   read_failures_.erase(key);
-  end_promotion();
+  state_.waiters.note();
 }
 
 void Promotions::drop_filling(SlotId slot, uint64_t generation) {
   state_.pool.to_limbo(slot, generation);
   state_.pool.end_limbo(slot, generation);
-}
-
-void Promotions::end_promotion() {
-  state_.arena.control().promoted.value.fetch_add(1, std::memory_order_release);
-  ended_ = true;
-}
-
-// Once for all promotions that ended together: each call goes to the kernel.
-void Promotions::wake_waiters() {
-  if (!std::exchange(ended_, false)) return;
-  // Clients wait on the low half in shared memory; a read-only mapping is enough for that.
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&state_.arena.control().promoted.value),
-            FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace kvw

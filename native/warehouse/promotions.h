@@ -22,8 +22,6 @@ class Promotions {
   void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
   // The log has read into the slot, or has not; see nvme::LogHost::on_read().
   void read(SlotId slot, nvme::ReadResult result, PageFacts&& facts);
-  // Wakes the clients that wait for promotions, once for all that ended together.
-  void wake_waiters();
   void tick();
 
   // The page is there, but the device did not give its only copy: it is stored anew.
@@ -41,7 +39,6 @@ class Promotions {
 
   bool failed_lately(const Key& key) const;
   void drop_filling(SlotId slot, uint64_t generation);
-  void end_promotion();
 
   WarehouseState& state_;
   Eviction& eviction_;
@@ -51,7 +48,6 @@ class Promotions {
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
   uint64_t limit_bytes_, promoting_bytes_ = 0;
   uint64_t pages_promoted_ = 0;
-  bool ended_ = false;  // some did, and who waits for them was not woken yet
 };
 
 }  // namespace kvw

@@ -9,28 +9,25 @@ namespace kvw {
 namespace {
 
 constexpr int kLooksPerStep = 1024;  // at runs that may be of no use any more
-// The fleet's, of all namespaces: clears do not reach the store yet, and nothing reads from it.
-constexpr uint64_t kEpoch = 0;
 
 }  // namespace
 
 const char* put_drop_name(PutDrop why) {
-  static constexpr const char* kNames[] = {"queue_full", "too_large", "not_in_dram", "cleared",
-                                           "already"};
+  static constexpr const char* kNames[] = {"queue_full", "too_large", "not_in_dram",
+                                           "cleared",    "already",   "no_epoch"};
   static_assert(std::size(kNames) == kPutDrops);
   return kNames[static_cast<size_t>(why)];
 }
 
 bool Puts::open_filter() {
-  filter_ =
-      PresenceReader::open(state_.arena.directory() + "/presence", state_.options.remote_fleet);
+  filter_ = PresenceReader::open(state_.presence_path(), state_.options.remote_fleet);
   return filter_.has_value();
 }
 
 // By the filter's own idea of today: it is the store's clock.
-Puts::Seen Puts::look(const Key& key, std::optional<uint32_t>& day) const {
+Puts::Seen Puts::look(const Key& key, uint64_t epoch, std::optional<uint32_t>& day) const {
   if (!filter_) return Seen::nowhere;
-  const Presence::Look look = filter_->table().look(kEpoch);
+  const Presence::Look look = filter_->table().look(epoch);
   day = look.day_of(key);
   if (!day) return Seen::nowhere;
   return *day == look.newest() ? Seen::today : Seen::earlier;
@@ -46,12 +43,17 @@ void Puts::sealed(const EntryView& view) {
 
 // `anew`: also where the store has it not.
 void Puts::offer(const EntryView& view, bool anew) {
-  const uint32_t pages = remote::object_pages(state_.spaces[view.space].shape);
+  const Space& space = state_.spaces[view.space];
+  const uint32_t pages = remote::object_pages(space.shape);
   if (pages == 0 && anew) drop(PutDrop::too_large);
   if (pages == 0 || (state_.catalog.node(view.page).position + 1) % pages != 0) return;
   if (known_.contains(view.key)) return;
+  if (!space.remote_epoch) {
+    if (anew) drop(PutDrop::no_epoch);
+    return;
+  }
   std::optional<uint32_t> day;
-  const Seen seen = look(view.key, day);
+  const Seen seen = look(view.key, *space.remote_epoch, day);
   if (seen == Seen::today || (seen == Seen::nowhere && !anew)) return;
   if (queue_.size() >= kQueued) return drop(PutDrop::queue_full);
   queue_.push_back(view.key);
@@ -72,21 +74,23 @@ std::optional<remote::RunToPut> Puts::next() {
 
 std::optional<remote::RunToPut> Puts::run_of(const Key& key) {
   remote::RunToPut run;
-  const auto view = state_.catalog.find(key);
-  const bool cleared = view && state_.is_cleared(*view);
-  const bool there = view && view->in_dram() && !cleared;
-  const Seen seen = there ? look(key, run.day) : Seen::nowhere;
-  if (!there || seen == Seen::today) {
-    drop(cleared ? PutDrop::cleared : there ? PutDrop::already : PutDrop::not_in_dram);
+  const auto pass_over = [this](PutDrop why) {
+    drop(why);
     return std::nullopt;
-  }
-  const NamespaceShape& shape = state_.spaces[view->space].shape;
+  };
+  const auto view = state_.catalog.find(key);
+  if (view && state_.is_cleared(*view)) return pass_over(PutDrop::cleared);
+  if (!view || !view->in_dram()) return pass_over(PutDrop::not_in_dram);
+  const Space& space = state_.spaces[view->space];
+  if (!space.remote_epoch) return pass_over(PutDrop::no_epoch);
+  if (look(key, *space.remote_epoch, run.day) == Seen::today) return pass_over(PutDrop::already);
+  const NamespaceShape& shape = space.shape;
   const auto kind = static_cast<WitnessKind>(state_.pool.meta(view->slot)->witness_kind);
   run.namespace_id = shape.id;
   run.key = key;
   run.pages = remote::object_pages(shape);
   run.first_position = state_.catalog.node(view->page).position + 1 - run.pages;
-  run.epoch = kEpoch;
+  run.epoch = *space.remote_epoch;
   run.record_bytes = remote::record_blocks(shape, kind) * uint64_t{kBlockBytes};
   return run;
 }

@@ -51,7 +51,7 @@ class Puts {
  private:
   // What the filter says of a run.
   enum class Seen { nowhere, today, earlier };
-  Seen look(const Key& key, std::optional<uint32_t>& day) const;
+  Seen look(const Key& key, uint64_t epoch, std::optional<uint32_t>& day) const;
   void offer(const EntryView& view, bool anew);
   std::optional<remote::RunToPut> run_of(const Key& key);
   void drop(PutDrop why) { ++dropped_[static_cast<size_t>(why)]; }

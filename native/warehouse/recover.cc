@@ -333,6 +333,8 @@ RecoverySummary Warehouse::recover() {
     state_.hbm = std::make_unique<HbmTier>(state_, checker_);
   if (state_.options.remote_write != RemoteWrite::none && !state_.options.inspect)
     state_.puts = std::make_unique<Puts>(state_);
+  if (state_.options.remote_read && !state_.options.inspect)
+    state_.fetches = std::make_unique<Fetches>(state_);
   return summary;
 }
 

@@ -164,6 +164,7 @@ Reason Reservations::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   // Children that waited for it, here and for NVMe, follow in the next ticks.
   parts_.writes.admit(view, slot);
   if (state_.puts) state_.puts->sealed(view);
+  if (state_.fetches) state_.fetches->sealed();
   return Reason::none;
 }
 

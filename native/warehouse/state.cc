@@ -32,6 +32,7 @@ WarehouseState::WarehouseState(WarehouseOptions warehouse_options, const Clock& 
       sessions(arena.sessions_directory(), options.warehouse_id, clock, options.grace_ns,
                arena.slots().header().slab_max * arena.slots().slot_id(1, 0),
                [this] { return groups.writers(); }),
+      waiters(arena.control().promoted),
       spaces(kMaxNamespaces),
       // An arena that survived knows the clears of its time, whatever became of the ledger.
       epoch(std::max(options.epoch, arena.control().clear_epoch.value.load())) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -14,10 +15,12 @@
 #include "session/registry.h"
 #include "slots/pool.h"
 #include "warehouse/catalog.h"
+#include "warehouse/fetches.h"
 #include "warehouse/groups.h"
 #include "warehouse/hbm.h"
 #include "warehouse/options.h"
 #include "warehouse/puts.h"
+#include "warehouse/waiters.h"
 
 namespace kvw {
 
@@ -26,6 +29,9 @@ struct Space {
   uint64_t clear_epoch = 0;
   uint64_t cleared_early = 0;  // by stores beside a clear, which counts them
   uint64_t used_ns = 0;        // when it was last opened or stored into
+  // Of its objects in the remote store, as of clear_epoch. Nothing: the store is not asked, and
+  // gets nothing, as from a clear here until it knows of that.
+  std::optional<uint64_t> remote_epoch;
   SlotClass* cls = nullptr;
 };
 
@@ -50,6 +56,8 @@ struct WarehouseState {
 
   // Of a namespace; -1: there is none.
   int ordinal_of(const Key& namespace_id) const;
+  // The file of the filter that says what a remote store has; its worker makes it.
+  std::string presence_path() const { return arena.directory() + "/presence"; }
   // On its way out: a clear takes a whole index in steps.
   bool is_cleared(const EntryView& view) const {
     return view.clear_epoch < spaces[view.space].clear_epoch;
@@ -72,10 +80,12 @@ struct WarehouseState {
   Catalog catalog;
   Groups groups;
   Registry sessions;
-  std::unique_ptr<nvme::Log> log;  // null: no NVMe tier, or not recovered yet
-  std::unique_ptr<HbmTier> hbm;    // null: no HBM tier
-  std::unique_ptr<Puts> puts;      // null: nothing is written to a remote tier
-  std::vector<Space> spaces;       // by ordinal; shape.shards == 0: none
+  Waiters waiters;
+  std::unique_ptr<nvme::Log> log;    // null: no NVMe tier, or not recovered yet
+  std::unique_ptr<HbmTier> hbm;      // null: no HBM tier
+  std::unique_ptr<Puts> puts;        // null: nothing is written to a remote tier
+  std::unique_ptr<Fetches> fetches;  // null: nothing is read from one
+  std::vector<Space> spaces;         // by ordinal; shape.shards == 0: none
   std::unordered_map<Key, uint16_t, KeyHash> ordinals;
   uint64_t epoch;  // of the last clear
   Events events;

@@ -18,6 +18,9 @@ Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
   ControlPage& control = state_.arena.control();
   control.pin_limit_bytes.value.store(state_.arena.bytes() / 2);
   control.clear_epoch.value.store(state_.epoch);
+  // What an earlier daemon has said of its remote tier.
+  control.remote.serving.value.store(0);
+  for (NamespaceWord& row : control.namespaces) row.remote_epoch.store(0);
 }
 
 void Warehouse::open_log() {
@@ -47,7 +50,8 @@ Warehouse::~Warehouse() { stop(); }
 void Warehouse::stop() {
   state_.hbm.reset();
   if (state_.log) state_.log->stop();
-  promotions_.wake_waiters();
+  if (state_.fetches) state_.fetches->off();
+  wake_waiters();
   state_.arena.control().state.value.store(static_cast<uint64_t>(ControlState::stopped));
 }
 
@@ -69,7 +73,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
     Space& space = state_.spaces[known];
     if (!(space.shape == shape))
       refuse("namespace " + to_hex(shape.id) + " has another shape here");
-    space.clear_epoch = std::max(space.clear_epoch, clear_epoch);
+    raise_clear_epoch(static_cast<uint32_t>(known), clear_epoch);
     publish_row(static_cast<uint32_t>(known));
     return static_cast<uint32_t>(known);
   }
@@ -120,6 +124,27 @@ void Warehouse::publish_row(uint32_t ordinal) {
   row.ready.store(std::max<uint64_t>(row.last_ready, 1), std::memory_order_release);
 }
 
+bool Warehouse::set_remote_epoch(const Key& namespace_id, uint64_t fleet_epoch,
+                                 uint64_t clear_epoch) {
+  const int ordinal = state_.ordinal_of(namespace_id);
+  if (ordinal < 0 || state_.spaces[ordinal].clear_epoch != clear_epoch) return false;
+  if (fleet_epoch == UINT64_MAX) return false;
+  publish_remote(static_cast<uint32_t>(ordinal), fleet_epoch);
+  return true;
+}
+
+void Warehouse::stop_remote(const Key& namespace_id) {
+  const int ordinal = state_.ordinal_of(namespace_id);
+  if (ordinal >= 0) publish_remote(static_cast<uint32_t>(ordinal), std::nullopt);
+}
+
+void Warehouse::publish_remote(uint32_t ordinal, std::optional<uint64_t> epoch) {
+  state_.spaces[ordinal].remote_epoch = epoch;
+  state_.arena.control().namespaces[ordinal].remote_epoch.store(epoch ? *epoch + 1 : 0,
+                                                                std::memory_order_release);
+  state_.waiters.note();  // who waits for a page from there asks again
+}
+
 bool Warehouse::in_use(uint32_t ordinal) const {
   return state_.catalog.counts(static_cast<uint16_t>(ordinal)).pages != 0 || feeds_.follow(ordinal);
 }
@@ -139,6 +164,7 @@ std::optional<Key> Warehouse::forget_namespace(uint32_t ordinal) {
   if (!found) return std::nullopt;
   const Key id = state_.spaces[*found].shape.id;
   SlotClass& cls = *state_.spaces[*found].cls;
+  publish_remote(*found, std::nullopt);
   state_.arena.control().namespaces[*found].ready.store(0);
   state_.ordinals.erase(id);
   uses_.forget(*found);
@@ -162,6 +188,7 @@ void Warehouse::tick() {
   eviction_.keep_free();
   sweep(kOrphansPerTick);
   promotions_.tick();
+  if (state_.fetches) state_.fetches->tick();
   if (state_.log) state_.log->tick();
   if (state_.log) writes_.tick();
   if (state_.hbm) state_.hbm->tick();
@@ -208,12 +235,14 @@ void Warehouse::publish_pin_limit() {
 
 void Warehouse::drain() {
   reservations_.drain(true);
+  if (state_.fetches) state_.fetches->drain(true);
   state_.arena.control().state.value.store(static_cast<uint64_t>(ControlState::draining));
 }
 
 void Warehouse::undrain() {
   if (state_.options.inspect) return;
   reservations_.drain(false);
+  if (state_.fetches) state_.fetches->drain(false);
   state_.arena.control().state.value.store(static_cast<uint64_t>(ControlState::serving));
 }
 
@@ -238,6 +267,7 @@ WarehouseStatus Warehouse::status() {
   if (state_.log) status.log = state_.log->stats();
   if (state_.hbm) status.hbm = state_.hbm->status();
   if (state_.puts) status.puts = state_.puts->status();
+  if (state_.fetches) status.fetches = state_.fetches->status();
   status.index_pages = state_.catalog.pages();
   status.index_capacity = state_.catalog.capacity();
   status.index_bound = index_room_.was_bound();

@@ -7,7 +7,8 @@
 // index_room.h (room for others), uses.h, quarantine.h. clear.cc has clears and orphans, recover.cc
 // what an earlier daemon left, warehouse.cc namespaces, ticks and status. operator_eviction.h is an
 // operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has
-// copies of it in the memory of a device; puts.h has what a remote store shall get of it.
+// copies of it in the memory of a device; puts.h has what a remote store shall get of it, fetches.h
+// what is brought from there.
 #pragma once
 
 #include <optional>
@@ -81,13 +82,26 @@ class Warehouse final : public nvme::LogHost {
   uint64_t segments_held_limit() const;
   void poll_log() {
     state_.log->poll();
-    promotions_.wake_waiters();
     checker_.step();  // what waited for promotions to end
   }
   // Null: no HBM tier.
   HbmTier* hbm() { return state_.hbm.get(); }
+  // Clients that wait for what has come, from wherever: once for all that came together.
+  void wake_waiters() { state_.waiters.wake(); }
   // Null: nothing is written to a remote tier.
   Puts* puts() { return state_.puts.get(); }
+  // Null: nothing is read from one.
+  Fetches* fetches() { return state_.fetches.get(); }
+  FetchAnswer fetch(const FetchSpace& space, const FetchRun& run) {
+    return state_.fetches ? state_.fetches->ask(space, run) : FetchAnswer::off;
+  }
+  std::string presence_path() const { return state_.presence_path(); }
+  // The namespace's objects in the store are of this epoch, as far as its clears here up to
+  // `clear_epoch` go: they are read and written from now on, until the next clear. False: there is
+  // no such namespace, it was cleared since, or the epoch is the one that nothing can follow.
+  bool set_remote_epoch(const Key& namespace_id, uint64_t fleet_epoch, uint64_t clear_epoch);
+  // They are not, until set_remote_epoch(). Nothing is done where there is no such namespace.
+  void stop_remote(const Key& namespace_id);
   // See WriteAdmission.
   using Spill = WriteAdmission::Spill;
   bool spill(Spill& walk) { return writes_.spill(walk); }
@@ -176,6 +190,8 @@ class Warehouse final : public nvme::LogHost {
  private:
   void open_log();
   void publish_row(uint32_t ordinal);
+  void publish_remote(uint32_t ordinal, std::optional<uint64_t> epoch);
+  void raise_clear_epoch(uint32_t ordinal, uint64_t epoch);
   bool in_use(uint32_t ordinal) const;
   void publish_rates();
   void publish_pin_limit();

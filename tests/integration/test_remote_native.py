@@ -91,6 +91,7 @@ def tier(folder: Path) -> Iterator[Tier]:
     options.remote_fleet = FLEET
     core = Core(options)
     core.add_namespace(0, SPACE, *SHAPE, 0)
+    assert core.set_remote_epoch(SPACE, 0, 0)
     core.start()
     try:
         filter_ = PresenceFile(str(folder / "arena" / "presence"), FLEET, 1000, 7, TODAY)

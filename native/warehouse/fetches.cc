@@ -1,0 +1,231 @@
+#include "warehouse/fetches.h"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+
+#include "base/error.h"
+#include "warehouse/state.h"
+
+namespace kvw {
+
+namespace {
+
+using remote::GetEnd;
+
+constexpr uint64_t kEndedNs = kSecondNs;  // how long it is known how a run has ended
+constexpr size_t kEndedKept = 4096;
+constexpr uint64_t kLongestWaitNs = 60 * kSecondNs;  // beyond it a client asks again
+// A worker that has not said by then how a run ended is not waited for.
+constexpr uint64_t kOverdueNs = 2 * kSecondNs;
+
+bool is_witness_kind(uint32_t kind) {
+  return kind == static_cast<uint32_t>(WitnessKind::tokens) ||
+         kind == static_cast<uint32_t>(WitnessKind::engine_key);
+}
+
+void check(const FetchSpace& space, const FetchRun& run, const NamespaceShape& shape) {
+  const uint32_t pages = remote::object_pages(shape);
+  if (pages != 0 && run.pages == pages && run.from < pages && run.first_position % pages == 0 &&
+      is_witness_kind(space.witness_kind))
+    return;
+  throw Error(ErrorKind::usage, "bad_run",
+              "a run of " + std::to_string(run.pages) + " pages from position " +
+                  std::to_string(run.first_position) + ", wanted from page " +
+                  std::to_string(run.from) + ", is no object of this namespace, which have " +
+                  std::to_string(pages) + "; upgrade the older of client and daemon");
+}
+
+// What a client is told that asks again. Nothing: it may be tried again at once.
+std::optional<FetchAnswer> answer_of(GetEnd end) {
+  switch (end) {
+    case GetEnd::missing:
+      return FetchAnswer::missing;
+    case GetEnd::damaged:
+      return FetchAnswer::damaged;
+    case GetEnd::failed:
+      return FetchAnswer::failed;
+    case GetEnd::no_room:
+    case GetEnd::filled:  // and not there any more
+      return FetchAnswer::no_room;
+    default:  // late: for who asked for it; others have more time
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+Fetches::Fetches(WarehouseState& state)
+    : state_(state), limit_bytes_(std::min(state.arena.bytes() / 8, kFetchBytes)) {}
+
+FetchAnswer Fetches::ask(const FetchSpace& space, const FetchRun& run) {
+  ++asked_;
+  const int ordinal = state_.ordinal_of(space.namespace_id);
+  if (!serving() || ordinal < 0) return FetchAnswer::off;
+  const auto& [shape, epoch] =
+      std::tie(state_.spaces[ordinal].shape, state_.spaces[ordinal].remote_epoch);
+  if (!epoch) return FetchAnswer::off;
+  check(space, run, shape);
+  const auto kind = static_cast<WitnessKind>(space.witness_kind);
+  const uint64_t now = state_.clock.boot_ns();
+  const uint64_t until_ns = now + std::min(run.within_ns, kLongestWaitNs);
+  const Name name{shape.id, run.key, *epoch, run.day, run.first_position, kind};
+  if (const auto found = runs_.find(name); found != runs_.end())
+    return join(found->second, run.from, until_ns);
+  // Stored since the client looked: there is no page at the end of a run without those before it.
+  if (const auto view = state_.catalog.find(run.key);
+      view && view->space == ordinal && !state_.is_cleared(*view)) {
+    state_.waiters.note();
+    return FetchAnswer::reading;
+  }
+  if (const auto ended = ended_lately(name)) return *ended;
+  Fetch fetch{0,        run.pages,
+              run.from, remote::record_blocks(shape, kind) * uint64_t{kBlockBytes},
+              until_ns, until_ns};
+  if (runs_.size() >= kFetchRuns || !has_room(fetch.bytes())) {
+    ++later_;
+    return FetchAnswer::later;
+  }
+  bytes_ += fetch.bytes();
+  runs_.emplace(name, fetch);
+  publish();
+  return FetchAnswer::reading;
+}
+
+// `until_ns` may be sooner or later than that of those who wait already.
+FetchAnswer Fetches::join(Fetch& fetch, uint32_t from, uint64_t until_ns) {
+  if (fetch.number == 0 && from < fetch.from) {
+    const uint64_t more = fetch.record_bytes * (fetch.from - from);
+    if (!has_room(more)) {
+      ++later_;
+      return FetchAnswer::later;
+    }
+    fetch.from = from;
+    bytes_ += more;
+    publish();
+  }
+  fetch.due_ns = std::min(fetch.due_ns, until_ns);
+  fetch.until_ns = std::max(fetch.until_ns, until_ns);
+  ++joined_;
+  return FetchAnswer::reading;
+}
+
+std::optional<FetchAnswer> Fetches::ended_lately(const Name& name) const {
+  const auto found = ended_.find(name);
+  if (found == ended_.end() || state_.clock.boot_ns() >= found->second.at_ns + kEndedNs)
+    return std::nullopt;
+  return found->second.answer;
+}
+
+void Fetches::state(const remote::LinkState& said) {
+  heard_ns_ = state_.clock.boot_ns();
+  said_ = said.serving != 0;
+  RemoteWords& words = state_.arena.control().remote;
+  words.read_bytes_per_s.value.store(said.read_bytes_per_s, std::memory_order_relaxed);
+  words.first_byte_ns.value.store(said.first_byte_ns, std::memory_order_relaxed);
+  publish();
+}
+
+void Fetches::off() {
+  said_ = false;
+  publish();
+}
+
+void Fetches::drain(bool draining) {
+  draining_ = draining;  // what is fetched now would not be stored
+  publish();
+}
+
+void Fetches::publish() {
+  // Whoever waits need not wait any longer; what comes all the same is welcome.
+  if (!serving())
+    for (auto run = runs_.begin(); run != runs_.end();) run = end(run, GetEnd::failed);
+  RemoteWords& words = state_.arena.control().remote;
+  words.serving.value.store(serving() ? 1 : 0, std::memory_order_release);
+  words.queued_bytes.value.store(bytes_, std::memory_order_relaxed);
+}
+
+Fetches::Runs::iterator Fetches::first_due() {
+  auto first = runs_.end();
+  // Of one prompt the beginning: pages are stored behind their parents.
+  const auto order = [](const Runs::iterator& run) {
+    return std::pair(run->second.due_ns, run->first.first_position);
+  };
+  for (auto run = runs_.begin(); run != runs_.end(); ++run)
+    if (run->second.number == 0 && (first == runs_.end() || order(run) < order(first))) first = run;
+  return first;
+}
+
+std::optional<remote::RunToGet> Fetches::next() {
+  for (auto run = first_due(); run != runs_.end(); run = first_due()) {
+    const Name& name = run->first;
+    Fetch& fetch = run->second;
+    const int ordinal = state_.ordinal_of(name.namespace_id);
+    const uint64_t now = state_.clock.boot_ns();
+    if (ordinal < 0 || state_.spaces[ordinal].remote_epoch != name.epoch) {
+      end(run, GetEnd::cleared);
+    } else if (fetch.until_ns <= now) {
+      end(run, GetEnd::late);
+    } else {
+      fetch.number = ++last_number_;
+      return remote::RunToGet{.number = fetch.number,
+                              .namespace_id = name.namespace_id,
+                              .key = name.key,
+                              .epoch = name.epoch,
+                              .clear_epoch = state_.spaces[ordinal].clear_epoch,
+                              .record_bytes = fetch.record_bytes,
+                              .within_ns = fetch.until_ns - now,
+                              .first_position = name.first_position,
+                              .pages = fetch.pages,
+                              .from = fetch.from,
+                              .day = name.day,
+                              .witness_kind = name.witness_kind};
+    }
+  }
+  return std::nullopt;
+}
+
+void Fetches::done(const remote::RunToGet& run, GetEnd end) {
+  const auto found = runs_.find(
+      {run.namespace_id, run.key, run.epoch, run.day, run.first_position, run.witness_kind});
+  if (found != runs_.end() && found->second.number == run.number) this->end(found, end);
+}
+
+Fetches::Runs::iterator Fetches::end(Runs::iterator run, GetEnd end) {
+  ++ends_[static_cast<size_t>(end)];
+  bytes_ -= run->second.bytes();
+  state_.arena.control().remote.queued_bytes.value.store(bytes_, std::memory_order_relaxed);
+  if (const auto answer = answer_of(end); answer && ended_.size() < kEndedKept)
+    ended_.insert_or_assign(run->first, Ended{*answer, state_.clock.boot_ns()});
+  state_.waiters.note();
+  return runs_.erase(run);
+}
+
+void Fetches::sealed() {
+  if (!runs_.empty()) state_.waiters.note();
+}
+
+void Fetches::tick() {
+  const uint64_t now = state_.clock.boot_ns();
+  if (said_ && now >= heard_ns_ + remote::kStateOldNs) off();
+  for (auto run = runs_.begin(); run != runs_.end();) {
+    const uint64_t patience_ns = run->second.number == 0 ? 0 : kOverdueNs;
+    run = now >= run->second.until_ns + patience_ns ? end(run, GetEnd::late) : std::next(run);
+  }
+  std::erase_if(ended_, [now](const auto& item) { return now >= item.second.at_ns + kEndedNs; });
+}
+
+FetchesStatus Fetches::status() const {
+  FetchesStatus status{asked_, joined_, later_, 0, 0, 0, ends_};
+  for (const auto& [name, fetch] : runs_) {
+    if (fetch.number == 0) {
+      ++status.queued;
+    } else {
+      ++status.under_way;
+      status.under_way_bytes += fetch.bytes();
+    }
+  }
+  return status;
+}
+
+}  // namespace kvw

@@ -1,0 +1,96 @@
+// Runs of pages that clients wait for from the remote store: a bounded queue, by deadlines, which
+// the worker of the remote tier is given from (server/get_link.h). Pages come back as stores, so
+// what is here ends with what the worker says, or leaves unsaid: it holds nothing but the place of
+// a run in the queue. Core thread only.
+//
+// Invariants:
+//  - A run is here at most once at a time, whoever asks for it. It is what its asker says of it,
+//  all
+//    of it: who says something else of the same page asks for something else, and spoils nothing.
+//  - At most kFetchRuns are here, and kFetchBytes, but for a single run that is larger.
+//  - None is here while the tier serves nothing, and none long after its deadline.
+//  - Whoever waits for a run is woken when it ends, and when pages are stored meanwhile.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+
+#include "exchange/messages.h"
+#include "remote/get_link.h"
+#include "warehouse/options.h"
+
+namespace kvw {
+
+struct Space;
+struct WarehouseState;
+
+class Fetches {
+ public:
+  explicit Fetches(WarehouseState& state);
+
+  // A client waits for a run. Throws Error usage "bad_run" where there can be no such object.
+  FetchAnswer ask(const FetchSpace& space, const FetchRun& run);
+
+  // What the worker has said of itself; and that it is gone, or says nothing any more.
+  void state(const remote::LinkState& said);
+  void off();
+  // The next run, under way from here until done().
+  std::optional<remote::RunToGet> next();
+  // A run that next() gave has ended. Nothing happens where it was given up meanwhile.
+  void done(const remote::RunToGet& run, remote::GetEnd end);
+
+  // A page has been stored, perhaps one of a run.
+  void sealed();
+  void drain(bool draining);
+  void tick();
+  FetchesStatus status() const;
+
+ private:
+  // What a run is. Its pages follow from the namespace's shape.
+  struct Name {
+    Key namespace_id, key;
+    uint64_t epoch;
+    uint32_t day, first_position;
+    WitnessKind witness_kind;
+
+    bool operator==(const Name&) const = default;
+  };
+  struct NameHash {
+    size_t operator()(const Name& name) const { return KeyHash{}(name.key); }
+  };
+  struct Fetch {
+    uint64_t number = 0;  // 0: in the queue
+    uint32_t pages, from;
+    uint64_t record_bytes;
+    uint64_t due_ns, until_ns;  // the first deadline of those who wait, and the last
+
+    uint64_t bytes() const { return record_bytes * (pages - from); }
+  };
+  using Runs = std::unordered_map<Name, Fetch, NameHash>;
+  struct Ended {
+    FetchAnswer answer;
+    uint64_t at_ns;
+  };
+
+  bool serving() const { return said_ && !draining_; }
+  void publish();
+  FetchAnswer join(Fetch& fetch, uint32_t from, uint64_t until_ns);
+  bool has_room(uint64_t bytes) const { return bytes_ == 0 || bytes_ + bytes <= limit_bytes_; }
+  std::optional<FetchAnswer> ended_lately(const Name& name) const;
+  Runs::iterator first_due();
+  Runs::iterator end(Runs::iterator run, remote::GetEnd end);
+
+  WarehouseState& state_;
+  const uint64_t limit_bytes_;
+  bool said_ = false, draining_ = false;  // said: by the worker, that it serves
+  uint64_t heard_ns_ = 0;                 // when
+  Runs runs_;
+  std::unordered_map<Name, Ended, NameHash> ended_;
+  uint64_t bytes_ = 0, last_number_ = 0;
+  uint64_t asked_ = 0, joined_ = 0, later_ = 0;
+  std::array<uint64_t, static_cast<size_t>(remote::GetEnd::count)> ends_{};
+};
+
+}  // namespace kvw
