@@ -124,6 +124,7 @@ std::vector<std::byte> message_of(Input& input, const Chain& good) {
   if (head->type == MessageType::fetch && raw.size() >= sizeof(FetchSpace) + sizeof(FetchRun)) {
     auto* space = reinterpret_cast<FetchSpace*>(head + 1);
     auto* run = reinterpret_cast<FetchRun*>(space + 1);
+    if ((how & 8) != 0) space->namespace_id = kSpace;
     space->witness_kind = 1 + space->witness_kind % 2;
     run->pages = 16;  // an object's, of this shape
     run->first_position -= run->first_position % 16;

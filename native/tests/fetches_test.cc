@@ -322,12 +322,12 @@ TEST(run_that_there_cannot_be_is_refused) {
     change(run);
     return run;
   };
-  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.pages = 8; })), "bad_run");
-  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.pages = 0; })), "bad_run");
-  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.from = 16; })), "bad_run");
-  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.first_position = 8; })), "bad_run");
-  CHECK_THROWS(scene.ask(scene.run(1), WitnessKind{0}), "bad_run");
-  CHECK_THROWS(scene.ask(scene.run(1), WitnessKind{3}), "bad_run");
+  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.pages = 8; })), "bad_fetch");
+  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.pages = 0; })), "bad_fetch");
+  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.from = 16; })), "bad_fetch");
+  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.first_position = 8; })), "bad_fetch");
+  CHECK_THROWS(scene.ask(scene.run(1), WitnessKind{0}), "bad_fetch");
+  CHECK_THROWS(scene.ask(scene.run(1), WitnessKind{3}), "bad_fetch");
   CHECK_EQ(scene.status().queued, 0);
   // Whatever else it says.
   CHECK(scene.ask(changed([](FetchRun& run) {
@@ -341,7 +341,7 @@ TEST(run_that_there_cannot_be_is_refused) {
 TEST(pages_that_are_too_large_for_an_object_are_refused) {
   Scene scene(shape_of(remote::kMostPageBytes + 1, 1), 1024 * kMiB);
   for (const uint32_t pages : {0u, 1u})
-    CHECK_THROWS(scene.ask({Key{1, 1}, kDay, 0, pages, 0, kLongNs}), "bad_run");
+    CHECK_THROWS(scene.ask({Key{1, 1}, kDay, 0, pages, 0, kLongNs}), "bad_fetch");
 }
 
 TEST(clear_ends_what_waits_and_wakes_who_does) {

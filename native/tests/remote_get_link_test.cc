@@ -429,7 +429,7 @@ TEST(runs_that_there_cannot_be_are_refused_and_others_are_served) {
   tier.serve(link, 1);
   FetchRun bad = tier.run(1);
   bad.pages = 3;
-  CHECK_EQ(code_of([&] { tier.client->fetch(bad); }), "bad_run");
+  CHECK_EQ(code_of([&] { tier.client->fetch(bad); }), "bad_fetch");
   const std::vector<FetchRun> many(kFetchRuns + 1, tier.run(1));
   CHECK_EQ(code_of([&] { tier.client->fetch(many); }), "message_too_large");
   CHECK(tier.client->fetch(std::span(many).first(0)).empty());

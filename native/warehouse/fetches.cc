@@ -29,7 +29,7 @@ void check(const FetchSpace& space, const FetchRun& run, const NamespaceShape& s
   if (pages != 0 && run.pages == pages && run.from < pages && run.first_position % pages == 0 &&
       is_witness_kind(space.witness_kind))
     return;
-  throw Error(ErrorKind::usage, "bad_run",
+  throw Error(ErrorKind::usage, "bad_fetch",
               "a run of " + std::to_string(run.pages) + " pages from position " +
                   std::to_string(run.first_position) + ", wanted from page " +
                   std::to_string(run.from) + ", is no object of this namespace, which have " +

@@ -30,7 +30,7 @@ class Fetches {
  public:
   explicit Fetches(WarehouseState& state);
 
-  // A client waits for a run. Throws Error usage "bad_run" where there can be no such object.
+  // A client waits for a run. Throws Error usage "bad_fetch" where there can be no such object.
   FetchAnswer ask(const FetchSpace& space, const FetchRun& run);
 
   // What the worker has said of itself; and that it is gone, or says nothing any more.

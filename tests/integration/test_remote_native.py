@@ -5,6 +5,7 @@ filter."""
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvwarehouse.core import (
+    GET_ENDS,
     SECRET_BYTES,
     Core,
     CoreOptions,
@@ -22,7 +24,9 @@ from kvwarehouse.core import (
     PackedRun,
     PresenceFile,
     Regions,
+    RemoteGetLink,
     RemoteLink,
+    RunToGet,
     RunToPut,
     chain_keys,
     check_object,
@@ -192,3 +196,128 @@ def test_wrong_descriptors_and_settings_are_refused(tier: Tier, folder: Path) ->
     options.remote_write = "some"
     with pytest.raises(UsageError, match="remote_write is 'some'"):
         Core(options)
+
+
+# native/remote/link.h and get_link.h, as the core says and hears it.
+HEAD = struct.Struct("<IHH")
+GET = struct.Struct("<Q16s16sQQQQIIIIII")
+GOT = struct.Struct("<QII")
+MAGIC, VERSION, GETS, STATE, GET_TYPE, GOT_TYPE = 0x4C57564B, 1, 4, 5, 6, 7
+
+
+@pytest.fixture
+def gets() -> Iterator[tuple[RemoteGetLink, socket.socket]]:
+    """A worker's end, and the core's, which is played here."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = RemoteGetLink(ours.detach())
+    with theirs:
+        theirs.settimeout(LONG_S)
+        yield link, theirs
+    link.close()
+
+
+def message_for_get(key: bytes, witness_kind: int = 1) -> bytes:
+    head = HEAD.pack(MAGIC, VERSION, GET_TYPE)
+    return head + GET.pack(
+        9, SPACE, key, 3, 2, 8192, 1_500_000_000, 12, RUN, 1, TODAY, witness_kind, 0
+    )
+
+
+def heard(core: socket.socket) -> tuple[int, bytes]:
+    message = core.recv(256)
+    magic, version, kind = HEAD.unpack(message[: HEAD.size])
+    assert (magic, version) == (MAGIC, VERSION)
+    return kind, message[HEAD.size :]
+
+
+def test_worker_hears_of_a_run_to_get_as_the_core_says_it(
+    gets: tuple[RemoteGetLink, socket.socket],
+) -> None:
+    link, core = gets
+    assert link.next(0.0) is None
+    core.send(message_for_get(b"k" * 16))
+    run = link.next(LONG_S)
+    assert run is not None
+    assert (run.namespace_id, run.key, run.epoch, run.clear_epoch) == (SPACE, b"k" * 16, 3, 2)
+    assert (run.first_position, run.pages, run.from_page, run.day) == (12, RUN, 1, TODAY)
+    assert (run.record_bytes, run.begin, run.end) == (8192, 8192, RUN * 8192)
+    assert (run.within_s, run.engine_keys) == (1.5, False)
+    core.send(message_for_get(b"e" * 16, witness_kind=2))
+    keyed = link.next(LONG_S)
+    assert keyed is not None
+    assert keyed.engine_keys
+
+
+def test_core_hears_how_each_get_of_a_worker_ends(
+    gets: tuple[RemoteGetLink, socket.socket],
+) -> None:
+    link, core = gets
+    link.ready(8)
+    link.state(True, 10, 20)
+    assert heard(core) == (GETS, struct.pack("<II", 8, 0))
+    assert heard(core) == (STATE, struct.pack("<IIQQ", 1, 0, 10, 20))
+    core.send(message_for_get(b"k" * 16))
+    run = link.next(LONG_S)
+    assert run is not None
+    assert GET_ENDS == ("filled", "missing", "damaged", "failed", "late", "no_room", "cleared")
+    for number, end in enumerate(GET_ENDS):
+        link.done(run, end, number)
+        assert heard(core) == (GOT_TYPE, GOT.pack(9, number, number))
+    with pytest.raises(UsageError, match="does not end as 'lost'"):
+        link.done(run, "lost", 0)
+    for wrong in (0, 65):
+        with pytest.raises(UsageError, match="1 to 64"):
+            link.ready(wrong)
+    core.close()
+    with pytest.raises(TransportError) as caught:
+        link.next(LONG_S)
+    assert caught.value.code == "link_closed"
+
+
+def test_run_to_get_is_what_it_was_made_of() -> None:
+    run = RunToGet(
+        namespace_id=SPACE,
+        key=b"k" * 16,
+        epoch=3,
+        clear_epoch=2,
+        record_bytes=4096,
+        within_s=0.25,
+        first_position=4,
+        pages=RUN,
+        from_page=2,
+        day=TODAY,
+        engine_keys=True,
+    )
+    assert (run.begin, run.end, run.within_s, run.engine_keys) == (8192, 16384, 0.25, True)
+
+
+def test_runs_are_put_under_the_epoch_of_their_namespace_and_none_without(tier: Tier) -> None:
+    tier.link.ready(2)
+    tier.core.stop_remote(SPACE)
+    tier.core.stop_remote(bytes(16))  # nobody
+    tier.store(RUN)
+    assert tier.core.status()["remote_puts"]["dropped"]["no_epoch"] == 1
+    tier.core.clear([0], 6)
+    assert not tier.core.set_remote_epoch(SPACE, 7, 5)
+    assert not tier.core.set_remote_epoch(bytes(16), 7, 6)
+    assert tier.core.set_remote_epoch(SPACE, 7, 6)
+    tier.store(RUN)
+    assert tier.next().epoch == 7
+
+
+def test_core_that_reads_nothing_takes_a_link_for_gets_and_serves_nothing(tier: Tier) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    tier.core.attach_remote_gets(theirs.detach())
+    link = RemoteGetLink(ours.detach())
+    link.ready(1)
+    link.state(True, 1, 1)
+    assert link.next(0.0) is None
+    assert tier.core.status()["remote_fetches"] == {
+        "asked": 0,
+        "joined": 0,
+        "later": 0,
+        "queued": 0,
+        "under_way": 0,
+        "under_way_bytes": 0,
+        "ends": dict.fromkeys(GET_ENDS, 0),
+    }
