@@ -125,6 +125,20 @@ class WorkerReport(_Line):
     puts: Mapping[str, int] = field(default_factory=dict)
     """Runs by how their put ended."""
     put_bytes: int = 0
+    gets: Mapping[str, int] = field(default_factory=dict)
+    """Runs that clients wait for, by how their get ended: names of GetEnd."""
+    get_bytes: int = 0
+    """Of objects, as the store gave them."""
+    damaged: Mapping[str, int] = field(default_factory=dict)
+    """Of `gets`, those that were not what their names say, by what a reader found."""
+    read_bytes_per_s: int = 0
+    """Of one object at a time, smoothed; 0: not measured yet."""
+    first_byte_ms: float = 0.0
+    """Likewise."""
+    epochs_owed: int = 0
+    """Clears of this host that the store does not know of yet."""
+    epochs_ago_s: float = -1.0
+    """Since the last listing of the fleet's clears; -1: none yet."""
     deleted_objects: int = 0
     breaker_opened: int = 0
     listed_ago_s: float = -1.0
@@ -132,8 +146,14 @@ class WorkerReport(_Line):
 
     def __post_init__(self) -> None:
         _one_of("state", self.state, STATES)
-        if self.listed_ago_s < 0 and self.listed_ago_s != -1:
-            raise _bad(f"has a listed_ago_s of {self.listed_ago_s}")
+        for name, value in (
+            ("listed_ago_s", self.listed_ago_s),
+            ("epochs_ago_s", self.epochs_ago_s),
+        ):
+            if value < 0 and value != -1:
+                raise _bad(f"has a field {name!r} of {value}")
+        if self.first_byte_ms < 0:
+            raise _bad(f"has a field 'first_byte_ms' of {self.first_byte_ms}")
 
 
 @dataclass(frozen=True)
