@@ -144,16 +144,17 @@ class Config:
         "most prompts are never seen again, and a put costs money and network",
     )
     remote_read: str = setting(
-        "off",
-        settings.choice("off"),
-        "Whether loads come from the store. off is the only value until they can.",
-        "this version puts a verified copy and reads none back yet",
+        "on",
+        settings.choice("on", "off"),
+        "Whether lookups count what the store has and loads read it back: on or off. No lookup "
+        "asks the store, and a load waits for it within its own deadline.",
+        "that is what the store is for; off keeps a copy that only other hosts read",
     )
     remote_config: str = setting(
         "",
         settings.path,
         "TOML file with more of the remote tier, each optional: endpoint, region, ca_file, "
-        "connect_s, get_deadline_s, put_deadline_s, puts, write_bytes_per_s; ours or root's.",
+        "connect_s, get_deadline_s, gets, put_deadline_s, puts, write_bytes_per_s; ours or root's.",
         "a cloud's own store needs none of it",
     )
     dram_bytes: int = setting(

@@ -260,7 +260,7 @@ def test_remote_tier_prints_and_reads_back(url: str, tmp_path: Path) -> None:
     details = tmp_path / "remote.toml"
     details.write_text("puts = 4\n")
     first = config.load(
-        {"remote": url, "remote_ttl": "3d", "remote_write": "all", **REMOTE,
+        {"remote": url, "remote_ttl": "3d", "remote_write": "all", "remote_read": "off", **REMOTE,
          "remote_config": str(details)}, {},
     )  # fmt: skip
     assert (first.remote, first.remote_ttl_days, first.remote_file.puts) == (url, 3, 4)
@@ -268,6 +268,13 @@ def test_remote_tier_prints_and_reads_back(url: str, tmp_path: Path) -> None:
     file.write_text(config.print_config(first), encoding="utf-8")
     assert 'remote_ttl = "3d"  # --remote-ttl' in file.read_text()
     assert config.load({"config": str(file)}, {}) == first
+
+
+def test_what_is_in_the_store_is_read_unless_it_is_said_not_to_be() -> None:
+    place = {"remote": "s3://b", **REMOTE}
+    assert config.load(place, {}).remote_read == "on"
+    assert config.load({**place, "remote_read": "off"}, {}).remote_read == "off"
+    assert "on, off" in refused({**place, "remote_read": "yes"})
 
 
 def test_stores_that_hosts_share_are_those_that_are_reached() -> None:
