@@ -118,8 +118,9 @@ def _samples(value: object, label: str, values: tuple[str, ...]) -> Samples:
     return [({}, int(bool(value)) if isinstance(value, str) else len(value))]
 
 
-def _computed(name: str, text: str, read: Callable[[status_pb2.Status], Samples]) -> Metric:
-    part = "kv_events" if name.startswith("kv_event_") else "core"
+def _computed(
+    name: str, text: str, read: Callable[[status_pb2.Status], Samples], part: str = "core"
+) -> Metric:
     return Metric(f"{_PREFIX}{name}", text, part, (read,))
 
 
@@ -160,6 +161,13 @@ _COMPUTED: Final = (
         "Requests of subscribers for what they missed: from the buffer, by saying all anew, or "
         "not answered.",
         _replays,
+        "kv_events",
+    ),
+    _computed(
+        "remote_first_byte_seconds",
+        "How long the store takes to begin to give an object, smoothed; 0: not measured yet.",
+        lambda status: [({}, status.remote.first_byte_ms / 1e3)],
+        "remote",
     ),
 )
 

@@ -111,22 +111,26 @@ class RemoteTier:
                 state=state,
                 reason=self._off or (self._report.reason if self._report else ""),
                 write=config.remote_write,
+                read=config.remote_read,
                 capacity_bytes=config.remote_capacity_bytes,
                 used_bytes=last.used_bytes,
                 objects=last.objects,
                 objects_max=filter_objects(config.remote_capacity_bytes),
                 nodes=last.nodes,
                 worker_starts=self._starts,
-                listed_ago_s=self._listed_ago_s(last),
+                listed_ago_s=self._by_now(last.listed_ago_s),
+                read_bytes_per_s=last.read_bytes_per_s,
+                first_byte_ms=last.first_byte_ms,
+                epochs_owed=last.epochs_owed,
+                epochs_ago_s=self._by_now(last.epochs_ago_s),
                 ttl_days=config.remote_ttl_days,
             )
             self._totals.fill(status, self._report)
         return status
 
-    def _listed_ago_s(self, last: WorkerReport) -> float:
-        if last.listed_ago_s < 0:
-            return -1.0
-        return last.listed_ago_s + time.monotonic() - self._reported_s
+    def _by_now(self, ago_s: float) -> float:
+        """What the last report said to be so long ago; -1: never."""
+        return ago_s + time.monotonic() - self._reported_s if ago_s >= 0 else -1.0
 
     # --- one worker after the other
 

@@ -125,6 +125,7 @@ nb::dict lookups_of(const WarehouseStatus& status) {
   made["pages_hit_hbm"] = counter(status, Counter::lookup_hit_hbm);
   made["pages_hit_dram"] = counter(status, Counter::lookup_hit_dram);
   made["pages_hit_nvme"] = counter(status, Counter::lookup_hit_nvme);
+  made["pages_hit_remote"] = counter(status, Counter::lookup_hit_remote);
   made["pages_missed"] = counter(status, Counter::lookup_missed);
   return made;
 }
@@ -138,6 +139,7 @@ nb::dict loads_of(const WarehouseStatus& status) {
   made["pages_loaded"] = counter(status, Counter::pages_loaded);
   made["hbm_mismatches"] = counter(status, Counter::load_mismatch_hbm);
   made["pages_from_hbm"] = counter(status, Counter::pages_loaded_hbm);
+  made["pages_from_remote"] = counter(status, Counter::pages_loaded_remote);
   made["bytes_loaded"] = counter(status, Counter::bytes_loaded);
   made["failed"] = failed;
   return made;

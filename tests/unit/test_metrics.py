@@ -93,6 +93,26 @@ def test_remote_tier_counts_puts_by_result_and_joins_the_tiers() -> None:
     assert found[("kvwarehouse_remote_dropped_runs_total", (("reason", "queue_full"),))] == 3
 
 
+def test_remote_tier_counts_gets_by_result_and_what_is_damaged_by_fault() -> None:
+    values = snapshot()
+    values.remote.gets.update({"filled": 5, "of a newer worker": 1})
+    values.remote.damaged["digest"] = 2
+    values.remote.epochs_owed, values.remote.epochs_ago_s = 1, 3.5
+    values.remote.read_bytes_per_s, values.remote.first_byte_ms = 1000, 250.0
+    values.core.remote_fetches.ends["late"] = 4
+    values.core.lookups.pages_hit_remote = 6
+    found = samples(metrics.render(values))
+    assert found[("kvwarehouse_remote_gets_total", (("result", "filled"),))] == 5
+    assert found[("kvwarehouse_remote_gets_total", (("result", "other"),))] == 1
+    assert found[("kvwarehouse_remote_damaged_objects_total", (("fault", "digest"),))] == 2
+    assert found[("kvwarehouse_remote_epochs_owed", ())] == 1
+    assert found[("kvwarehouse_remote_epochs_age_seconds", ())] == 3.5
+    assert found[("kvwarehouse_remote_read_bytes_per_second", ())] == 1000
+    assert found[("kvwarehouse_remote_first_byte_seconds", ())] == 0.25
+    assert found[("kvwarehouse_remote_fetches_total", (("end", "late"),))] == 4
+    assert found[("kvwarehouse_lookup_hit_pages_total", (("tier", "remote"),))] == 6
+
+
 def test_daemon_without_a_remote_tier_has_no_state_of_one() -> None:
     values = snapshot()
     values.ClearField("remote")

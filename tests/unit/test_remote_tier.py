@@ -109,6 +109,8 @@ def test_status_is_what_the_worker_says(rig: Rig) -> None:
     line = report(
         state="full", reason="no room", used_bytes=5, objects=3, nodes=2, puts={"stored": 4},
         put_bytes=9, deleted_objects=1, breaker_opened=2, listed_ago_s=10.0,
+        gets={"filled": 6}, get_bytes=8, damaged={"digest": 1}, read_bytes_per_s=5_000,
+        first_byte_ms=2.5, epochs_owed=3, epochs_ago_s=4.0,
     )  # fmt: skip
     rig.order(1, line, b"report\n")
     rig.tier.start()
@@ -116,8 +118,13 @@ def test_status_is_what_the_worker_says(rig: Rig) -> None:
     assert (status.reason, status.used_bytes, status.objects, status.nodes) == ("no room", 5, 3, 2)
     assert (dict(status.puts), status.put_bytes) == ({"stored": 4}, 9)
     assert (status.deleted_objects, status.breaker_opened) == (1, 2)
+    assert (dict(status.gets), status.get_bytes) == ({"filled": 6}, 8)
+    assert (dict(status.damaged), status.epochs_owed) == ({"digest": 1}, 3)
+    assert (status.read_bytes_per_s, status.first_byte_ms) == (5_000, 2.5)
     assert status.listed_ago_s >= 10
-    assert (status.url, status.write, status.ttl_days) == (f"file://{rig.folder}", "reused", 7)
+    assert 4 <= status.epochs_ago_s <= status.listed_ago_s
+    assert (status.url, status.ttl_days) == (f"file://{rig.folder}", 7)
+    assert (status.write, status.read) == ("reused", "on")
     assert (status.capacity_bytes, status.objects_max) == (1 << 30, 1 << 16)
 
 
@@ -136,13 +143,23 @@ def test_worker_is_told_what_it_has_to_know_and_has_its_end_of_the_link(rig: Rig
 
 
 def test_worker_that_ends_is_followed_by_another_and_counts_go_on(rig: Rig) -> None:
-    rig.order(1, report(puts={"stored": 4}, put_bytes=9, used_bytes=5), b"end 7\n")
-    rig.order(2, report(puts={"stored": 1, "failed": 2}, put_bytes=1, used_bytes=6), b"report\n")
+    first = report(
+        puts={"stored": 4}, put_bytes=9, used_bytes=5, gets={"filled": 3, "damaged": 1},
+        get_bytes=7, damaged={"size": 1},
+    )  # fmt: skip
+    second = report(
+        puts={"stored": 1, "failed": 2}, put_bytes=1, used_bytes=6, gets={"filled": 1, "late": 1},
+        get_bytes=2, damaged={"chain": 1},
+    )  # fmt: skip
+    rig.order(1, first, b"end 7\n")
+    rig.order(2, second, b"report\n")
     rig.tier.start()
     status = rig.until("serving", 2)
     assert (dict(status.puts), status.put_bytes, status.used_bytes) == (
         {"stored": 5, "failed": 2}, 10, 6,
     )  # fmt: skip
+    assert dict(status.gets) == {"filled": 4, "damaged": 1, "late": 1}
+    assert (status.get_bytes, dict(status.damaged)) == (9, {"size": 1, "chain": 1})
     (ended,) = rig.events("remote_worker_ended")
     assert (ended["exit_code"], ended["pid"]) == (7, rig.pids()[0])
     assert ended["stderr"] == "PUT https://store/b failed"

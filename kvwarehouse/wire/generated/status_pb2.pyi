@@ -44,8 +44,22 @@ class Problem(_message.Message):
     def __init__(self, what: _Optional[str] = ..., reason: _Optional[str] = ..., for_s: _Optional[float] = ...) -> None: ...
 
 class RemoteStatus(_message.Message):
-    __slots__ = ("url", "state", "reason", "write", "capacity_bytes", "used_bytes", "objects", "objects_max", "nodes", "puts", "put_bytes", "deleted_objects", "breaker_opened", "worker_starts", "listed_ago_s", "ttl_days")
+    __slots__ = ("url", "state", "reason", "write", "capacity_bytes", "used_bytes", "objects", "objects_max", "nodes", "puts", "put_bytes", "deleted_objects", "breaker_opened", "worker_starts", "listed_ago_s", "ttl_days", "read", "gets", "get_bytes", "damaged", "read_bytes_per_s", "first_byte_ms", "epochs_owed", "epochs_ago_s")
     class PutsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class GetsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DamagedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +82,14 @@ class RemoteStatus(_message.Message):
     WORKER_STARTS_FIELD_NUMBER: _ClassVar[int]
     LISTED_AGO_S_FIELD_NUMBER: _ClassVar[int]
     TTL_DAYS_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    GETS_FIELD_NUMBER: _ClassVar[int]
+    GET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_MS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_OWED_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_AGO_S_FIELD_NUMBER: _ClassVar[int]
     url: str
     state: str
     reason: str
@@ -84,7 +106,15 @@ class RemoteStatus(_message.Message):
     worker_starts: int
     listed_ago_s: float
     ttl_days: int
-    def __init__(self, url: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., write: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., objects_max: _Optional[int] = ..., nodes: _Optional[int] = ..., puts: _Optional[_Mapping[str, int]] = ..., put_bytes: _Optional[int] = ..., deleted_objects: _Optional[int] = ..., breaker_opened: _Optional[int] = ..., worker_starts: _Optional[int] = ..., listed_ago_s: _Optional[float] = ..., ttl_days: _Optional[int] = ...) -> None: ...
+    read: str
+    gets: _containers.ScalarMap[str, int]
+    get_bytes: int
+    damaged: _containers.ScalarMap[str, int]
+    read_bytes_per_s: int
+    first_byte_ms: float
+    epochs_owed: int
+    epochs_ago_s: float
+    def __init__(self, url: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., write: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., objects_max: _Optional[int] = ..., nodes: _Optional[int] = ..., puts: _Optional[_Mapping[str, int]] = ..., put_bytes: _Optional[int] = ..., deleted_objects: _Optional[int] = ..., breaker_opened: _Optional[int] = ..., worker_starts: _Optional[int] = ..., listed_ago_s: _Optional[float] = ..., ttl_days: _Optional[int] = ..., read: _Optional[str] = ..., gets: _Optional[_Mapping[str, int]] = ..., get_bytes: _Optional[int] = ..., damaged: _Optional[_Mapping[str, int]] = ..., read_bytes_per_s: _Optional[int] = ..., first_byte_ms: _Optional[float] = ..., epochs_owed: _Optional[int] = ..., epochs_ago_s: _Optional[float] = ...) -> None: ...
 
 class KvEventsStatus(_message.Message):
     __slots__ = ("batches", "stored", "removed", "losses", "replays", "snapshots", "failed_replays", "next_number", "namespace_id", "ended_peers")
@@ -152,7 +182,7 @@ class ServiceStatus(_message.Message):
     def __init__(self, ledger_health: _Optional[str] = ..., ledger_reason: _Optional[str] = ..., ledger_tombstones: _Optional[int] = ..., streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., staging_bytes_max: _Optional[int] = ..., socket: _Optional[str] = ..., listen: _Optional[str] = ..., http: _Optional[str] = ..., connections: _Optional[int] = ..., connections_max: _Optional[int] = ..., paths_reason: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., fleet_id: _Optional[str] = ...) -> None: ...
 
 class CoreStatus(_message.Message):
-    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max", "policy", "remote_puts", "released_pages")
+    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max", "policy", "remote_puts", "remote_fetches", "released_pages")
     WAREHOUSE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +203,7 @@ class CoreStatus(_message.Message):
     PAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REMOTE_PUTS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FETCHES_FIELD_NUMBER: _ClassVar[int]
     RELEASED_PAGES_FIELD_NUMBER: _ClassVar[int]
     warehouse_id: str
     incarnation: int
@@ -194,8 +225,9 @@ class CoreStatus(_message.Message):
     page_bytes_max: int
     policy: str
     remote_puts: RemotePutsStatus
+    remote_fetches: RemoteFetchesStatus
     released_pages: int
-    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., policy: _Optional[str] = ..., remote_puts: _Optional[_Union[RemotePutsStatus, _Mapping]] = ..., released_pages: _Optional[int] = ...) -> None: ...
+    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., policy: _Optional[str] = ..., remote_puts: _Optional[_Union[RemotePutsStatus, _Mapping]] = ..., remote_fetches: _Optional[_Union[RemoteFetchesStatus, _Mapping]] = ..., released_pages: _Optional[int] = ...) -> None: ...
 
 class RemotePutsStatus(_message.Message):
     __slots__ = ("queued_runs", "offered_runs", "refresh_runs", "dropped", "runs_under_way")
@@ -217,6 +249,31 @@ class RemotePutsStatus(_message.Message):
     dropped: _containers.ScalarMap[str, int]
     runs_under_way: int
     def __init__(self, queued_runs: _Optional[int] = ..., offered_runs: _Optional[int] = ..., refresh_runs: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., runs_under_way: _Optional[int] = ...) -> None: ...
+
+class RemoteFetchesStatus(_message.Message):
+    __slots__ = ("asked", "joined", "later", "queued", "under_way", "under_way_bytes", "ends")
+    class EndsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    asked: int
+    joined: int
+    later: int
+    queued: int
+    under_way: int
+    under_way_bytes: int
+    ends: _containers.ScalarMap[str, int]
+    def __init__(self, asked: _Optional[int] = ..., joined: _Optional[int] = ..., later: _Optional[int] = ..., queued: _Optional[int] = ..., under_way: _Optional[int] = ..., under_way_bytes: _Optional[int] = ..., ends: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TiersStatus(_message.Message):
     __slots__ = ("dram", "nvme", "hbm")
@@ -375,21 +432,23 @@ class NvmeStatus(_message.Message):
     def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., io_engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., free_segments: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., queued_records: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., pages_promoted: _Optional[int] = ..., written_records: _Optional[int] = ..., written_bytes: _Optional[int] = ..., relocated_records: _Optional[int] = ..., relocated_bytes: _Optional[int] = ..., read_records: _Optional[int] = ..., read_bytes: _Optional[int] = ..., reclaimed_segments: _Optional[int] = ..., dropped_records: _Optional[int] = ..., write_errors: _Optional[int] = ..., read_errors: _Optional[int] = ..., mismatches: _Optional[int] = ..., flushes: _Optional[int] = ..., flush_errors: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., write_bytes_per_s: _Optional[int] = ..., oldest_position: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ..., not_admitted: _Optional[_Mapping[str, int]] = ..., direct_io: bool = ..., read_digest_s: _Optional[float] = ...) -> None: ...
 
 class LookupsStatus(_message.Message):
-    __slots__ = ("calls", "pages_hit_dram", "pages_hit_nvme", "pages_missed", "pages_hit_hbm")
+    __slots__ = ("calls", "pages_hit_dram", "pages_hit_nvme", "pages_missed", "pages_hit_hbm", "pages_hit_remote")
     CALLS_FIELD_NUMBER: _ClassVar[int]
     PAGES_HIT_DRAM_FIELD_NUMBER: _ClassVar[int]
     PAGES_HIT_NVME_FIELD_NUMBER: _ClassVar[int]
     PAGES_MISSED_FIELD_NUMBER: _ClassVar[int]
     PAGES_HIT_HBM_FIELD_NUMBER: _ClassVar[int]
+    PAGES_HIT_REMOTE_FIELD_NUMBER: _ClassVar[int]
     calls: int
     pages_hit_dram: int
     pages_hit_nvme: int
     pages_missed: int
     pages_hit_hbm: int
-    def __init__(self, calls: _Optional[int] = ..., pages_hit_dram: _Optional[int] = ..., pages_hit_nvme: _Optional[int] = ..., pages_missed: _Optional[int] = ..., pages_hit_hbm: _Optional[int] = ...) -> None: ...
+    pages_hit_remote: int
+    def __init__(self, calls: _Optional[int] = ..., pages_hit_dram: _Optional[int] = ..., pages_hit_nvme: _Optional[int] = ..., pages_missed: _Optional[int] = ..., pages_hit_hbm: _Optional[int] = ..., pages_hit_remote: _Optional[int] = ...) -> None: ...
 
 class LoadsStatus(_message.Message):
-    __slots__ = ("calls", "pages_loaded", "bytes_loaded", "failed", "pages_from_hbm", "hbm_mismatches")
+    __slots__ = ("calls", "pages_loaded", "bytes_loaded", "failed", "pages_from_hbm", "hbm_mismatches", "pages_from_remote")
     class FailedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -403,13 +462,15 @@ class LoadsStatus(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     PAGES_FROM_HBM_FIELD_NUMBER: _ClassVar[int]
     HBM_MISMATCHES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FROM_REMOTE_FIELD_NUMBER: _ClassVar[int]
     calls: int
     pages_loaded: int
     bytes_loaded: int
     failed: _containers.ScalarMap[str, int]
     pages_from_hbm: int
     hbm_mismatches: int
-    def __init__(self, calls: _Optional[int] = ..., pages_loaded: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., failed: _Optional[_Mapping[str, int]] = ..., pages_from_hbm: _Optional[int] = ..., hbm_mismatches: _Optional[int] = ...) -> None: ...
+    pages_from_remote: int
+    def __init__(self, calls: _Optional[int] = ..., pages_loaded: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., failed: _Optional[_Mapping[str, int]] = ..., pages_from_hbm: _Optional[int] = ..., hbm_mismatches: _Optional[int] = ..., pages_from_remote: _Optional[int] = ...) -> None: ...
 
 class StoresStatus(_message.Message):
     __slots__ = ("calls", "pages_sealed", "bytes_sealed", "already", "dropped")
