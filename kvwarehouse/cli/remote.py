@@ -38,7 +38,7 @@ init    tries each call that a daemon makes, and says how to set the rule by whi
         deletes what is old, for when no daemon lives that would. Sets nothing and leaves nothing.
 check   tries the same, compares clocks, counts objects and bytes by day and namespace, and verifies
         a sample of objects as a reader would: headers, place, keys, and the digest of each page.
-status  asks the daemon for its remote part: state, reason, what it put.
+status  asks the daemon for its remote part: state, reason, what it put and read.
 gc      deletes what a daemon's janitor would: days beyond --remote-ttl; with --remote-capacity the
         oldest days above 95 % of it, never today's; what daemons left that are gone. Never what has
         no name of this fleet's. As often as you like, also while daemons do the same.
@@ -175,13 +175,14 @@ def _status(args: argparse.Namespace) -> int:
     with connect_from(args) as client:
         status = client.status()
     remote = status.get("remote") or {}
-    queue = status["core"].get("remote_puts") or {}
+    core = status["core"]
     if args.json:
-        print_json({"remote": remote, "queue": queue})
+        waits = {"queue": core["remote_puts"], "fetches": core["remote_fetches"]}
+        print_json({"remote": remote, **waits})
     elif not remote.get("state"):
         print("this daemon has no remote tier; `kvwarehouse serve --remote URL` gives it one")
     else:
-        print_table("", ("", ""), remote_rows(remote, queue))
+        print_table("", ("", ""), remote_rows(remote, core))
     return Exit.OK
 
 

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     print_table("\npages since the start", ("", ">pages", ""), _pages(core))
     remote = status.get("remote") or {}  # a daemon of before says nothing of it
     if remote.get("state"):
-        print_table("\nremote tier", ("", ""), remote_rows(remote, core["remote_puts"]))
+        print_table("\nremote tier", ("", ""), remote_rows(remote, core))
     return Exit.OK
 
 
@@ -119,8 +119,9 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-def remote_rows(remote: dict[str, Any], queue: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a daemon says of its remote tier, and of what waits for it."""
+def remote_rows(remote: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a daemon says of its remote tier, and what its core says of what waits for it."""
+    queue, fetches = core["remote_puts"], core["remote_fetches"]
     room = f"{format_size(remote['used_bytes'])} of {format_size(remote['capacity_bytes'])}"
     objects = f"{remote['objects']:,} objects, for {remote['ttl_days']} days"
     ago_s = remote["listed_ago_s"]
@@ -136,28 +137,56 @@ def remote_rows(remote: dict[str, Any], queue: dict[str, Any]) -> list[tuple[str
         ("daemons", f"{remote['nodes']:,}, {listed}"),
         ("writes", remote["write"]),
         ("runs put", put),
-        ("runs waiting", f"{queue['queued_runs']:,}"),
+        ("runs to put", f"{queue['queued_runs']:,}"),
     ]
     if dropped:
         rows.append(("runs dropped", dropped))
+    rows += _reading(remote, fetches)
     if remote["worker_starts"] > 1:
         rows.append(("worker", f"started {remote['worker_starts']:,} times"))
+    return rows
+
+
+def _reading(remote: dict[str, Any], fetches: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of a daemon that reads from the store; one of before does not."""
+    if remote["read"] != "on":
+        return [("reads", "off")]
+    facts = ["on"]
+    if remote["read_bytes_per_s"]:
+        facts.append(f"{format_size(remote['read_bytes_per_s'])}/s an object")
+    if remote["first_byte_ms"]:
+        facts.append(f"the first byte after {remote['first_byte_ms']:,.0f} ms")
+    read = _reasons(remote["gets"]) or "none yet"
+    if remote["get_bytes"]:
+        read += f"; {format_size(remote['get_bytes'])}"
+    rows = [
+        ("reads", ", ".join(facts)),
+        ("runs read", read),
+        ("runs to read", f"{fetches['queued'] + fetches['under_way']:,}"),
+    ]
+    if damaged := _reasons(remote["damaged"]):
+        rows.append(("damaged objects", damaged))
+    ago_s, owed = remote["epochs_ago_s"], remote["epochs_owed"]
+    known = f"known as of {format_duration(ago_s)} ago" if ago_s >= 0 else "not known yet"
+    rows.append(("clears", known + (f", {owed:,} not told to the store yet" if owed else "")))
     return rows
 
 
 def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
     lookups, loads, stores = core["lookups"], core["loads"], core["stores"]
     hbm, dram, nvme = (core["tiers"][tier] for tier in ("hbm", "dram", "nvme"))
-    hits = sum(lookups[f"pages_hit_{tier}"] for tier in ("hbm", "dram", "nvme"))
+    hits = sum(lookups[f"pages_hit_{tier}"] for tier in ("hbm", "dram", "nvme", "remote"))
     asked = hits + lookups["pages_missed"]
     rate = f"{hits / asked:.1%} of {asked:,} looked up" if asked else ""
     return [
         ("hit in hbm", lookups["pages_hit_hbm"], ""),
         ("hit in dram", lookups["pages_hit_dram"], rate),
         ("hit on nvme", lookups["pages_hit_nvme"], ""),
+        *_from_store("probably in the store", lookups["pages_hit_remote"]),
         ("missed", lookups["pages_missed"], ""),
         ("loaded", loads["pages_loaded"], format_size(loads["bytes_loaded"])),
         ("loaded from hbm", loads["pages_from_hbm"], _damaged(loads["hbm_mismatches"])),
+        *_from_store("loaded from the store", loads["pages_from_remote"]),
         ("not loaded", sum(loads["failed"].values()), _reasons(loads["failed"])),
         ("stored", stores["pages_sealed"], format_size(stores["bytes_sealed"])),
         ("stored before", stores["already"], ""),
@@ -169,6 +198,10 @@ def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
         ("quarantined", core["quarantined"], ""),
         ("orphans", core["orphan_pages"], ""),
     ]
+
+
+def _from_store(what: str, pages: int) -> list[tuple[str, int, str]]:
+    return [(what, pages, "")] if pages else []
 
 
 def _damaged(copies: int) -> str:

@@ -16,6 +16,7 @@ from kvwarehouse.wire import status_pb2
 Snapshot = Mapping[str, Any]
 
 TIERS: Final = ("hbm", "dram", "nvme")
+_FOUND: Final = (*TIERS, "remote")
 
 # What was not done, or was found damaged: the words for it, where it is counted, and the reason
 # where the counter is not a map of reasons.
@@ -35,6 +36,10 @@ _LOSSES: Final = (
     ("remote puts", "remote.puts.failed", "failed"),
     ("remote puts", "remote.puts.damaged", "damaged"),
     ("remote puts", "remote.puts.no_room", "no_room"),
+    *(
+        ("remote reads", f"core.remote_fetches.ends.{end}", end)
+        for end in ("missing", "damaged", "failed", "late", "no_room")
+    ),
 )
 
 
@@ -62,7 +67,8 @@ class TierLine:
     health: str
     capacity_bytes: int
     used_bytes: int
-    pages: int
+    pages: int | None
+    """None: it is known by objects."""
     hit_share: float | None
     """Of the pages that lookups asked for within the interval, those found here."""
     pages_in_per_s: float | None
@@ -112,8 +118,10 @@ class Underway:
     promotions_in_flight: int
     hbm_queued_pages: int
     reserved_slots: int
-    remote_runs: int | None
-    """Runs of pages that wait for the remote tier. None: there is none."""
+    remote_puts: int | None
+    """Runs of pages that wait to be put into the store. None: there is no remote tier."""
+    remote_gets: int | None
+    """Likewise those that loads wait for."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +256,7 @@ def _hit_rate(lookups: Mapping[str, float]) -> float | None:
 
 
 def _asked(lookups: Mapping[str, float]) -> float:
-    hits = sum(lookups.get(f"pages_hit_{tier}", 0) for tier in TIERS)
+    hits = sum(lookups.get(f"pages_hit_{tier}", 0) for tier in _FOUND)
     return hits + lookups.get("pages_missed", 0)
 
 
@@ -272,6 +280,18 @@ def _tiers(status: Snapshot, rates: Mapping[str, Any]) -> Iterator[TierLine]:
             hit_share=lookups.get(f"pages_hit_{name}", 0) / asked if asked else None,
             pages_in_per_s=_pages_in(name, rates),
             pages_out_per_s=None if left is None else sum(left.values()),
+        )
+    remote = _at(status, "remote", {})
+    if remote.get("state"):
+        yield TierLine(
+            name="remote",
+            health=remote["state"],
+            capacity_bytes=remote["capacity_bytes"],
+            used_bytes=remote["used_bytes"],
+            pages=None,
+            hit_share=lookups.get("pages_hit_remote", 0) / asked if asked else None,
+            pages_in_per_s=None,
+            pages_out_per_s=None,
         )
 
 
@@ -308,6 +328,8 @@ def _flows(status: Snapshot, rates: Mapping[str, Any]) -> Iterator[FlowLine]:
     if _at(status, "remote.state", ""):
         stored = _at(rates, "remote.puts.stored", 0.0) if rates else None
         yield FlowLine("put into store", stored, None, _at(rates, "remote.put_bytes", None))
+        filled = _at(rates, "remote.gets.filled", 0.0) if rates else None
+        yield FlowLine("read from store", filled, None, _at(rates, "remote.get_bytes", None))
 
 
 def _losses(status: Snapshot, rates: Mapping[str, Any]) -> Iterator[LossLine]:
@@ -329,8 +351,14 @@ def _underway(status: Snapshot, core: Mapping[str, Any]) -> Underway:
         promotions_in_flight=_at(core, "tiers.nvme.promotions_in_flight", 0),
         hbm_queued_pages=_at(core, "tiers.hbm.queued_pages", 0),
         reserved_slots=_at(core, "tiers.dram.reserved_slots", 0),
-        remote_runs=_at(core, "remote_puts.queued_runs", 0) if remote else None,
+        remote_puts=_at(core, "remote_puts.queued_runs", 0) if remote else None,
+        remote_gets=_to_read(core) if remote else None,
     )
+
+
+def _to_read(core: Mapping[str, Any]) -> int:
+    fetches = _at(core, "remote_fetches", {})
+    return int(fetches.get("queued", 0) + fetches.get("under_way", 0))
 
 
 def _clients(status: Snapshot) -> ClientCounts:

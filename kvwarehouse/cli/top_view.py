@@ -156,7 +156,7 @@ def _body(frame: Frame, history: History, view: View) -> Iterator[Text]:
 
 def _tiers(frame: Frame, view: View) -> Iterator[Text]:
     columns = (
-        _Column("tier", 4, 0, right=False),
+        _Column("tier", 6, 0, right=False),
         _Column("used", 8, 3, right=False),
         _Column("", 4, 0),
         _Column("bytes", 20, 2),
@@ -178,7 +178,7 @@ def _tier(tier: TierLine, view: View) -> list[str | Text]:
         _bar(share, 8, view),
         f"{share:.0%}",
         f"{format_size(tier.used_bytes)} of {format_size(tier.capacity_bytes)}",
-        f"{tier.pages:,}",
+        "" if tier.pages is None else f"{tier.pages:,}",
         _share(tier.hit_share),
         _rate(tier.pages_in_per_s),
         _rate(tier.pages_out_per_s),
@@ -246,8 +246,10 @@ def _right_now(frame: Frame, view: View) -> Iterator[Text]:
         ]
     if health.get("hbm", "off") != "off":
         figures.append((_Column("to hbm", 6, 6), f"{work.hbm_queued_pages:,}"))
-    if work.remote_runs is not None:
-        figures.append((_Column("to store", 8, 10), f"{work.remote_runs:,}"))
+    if work.remote_puts is not None:
+        figures.append((_Column("to put", 6, 11), f"{work.remote_puts:,}"))
+    if work.remote_gets is not None:
+        figures.append((_Column("to get", 6, 10), f"{work.remote_gets:,}"))
     remote = _Column("remote", 9, 7)
     figures.append((remote, f"{clients.streams:,} of {clients.streams_max:,}"))
     if clients.connections_max:

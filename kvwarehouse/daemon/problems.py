@@ -28,6 +28,8 @@ _REMOTE_ADVICE: Final = {
     "full": "a larger --remote-capacity, a smaller --remote-ttl, or room in the store",
     "off": "the log says how its worker ended (remote_worker_ended)",
 }
+_EPOCHS_FRESH_S: Final = 15.0
+"""Where the fleet's clears were not asked for as long, nothing is read from the store."""
 
 
 class Problems:
@@ -67,12 +69,22 @@ def _found(status: status_pb2.Status) -> Iterator[tuple[str, str]]:
     if remote.state not in _FINE["remote"]:
         why = remote.reason or _REMOTE_ADVICE.get(remote.state, "")
         yield f"remote {_words(remote.state)}", why
+    yield from _of_clears(remote)
     if status.service.ledger_health not in ("", "ok"):
         yield f"ledger {_words(status.service.ledger_health)}", status.service.ledger_reason
     if status.service.paths_reason:
         yield "files removed", status.service.paths_reason
     if status.core.index.bound:
         yield "index too small", "start with a larger --index-pages"
+
+
+def _of_clears(remote: status_pb2.RemoteStatus) -> Iterator[tuple[str, str]]:
+    if remote.epochs_owed:
+        why = f"{remote.epochs_owed:,} of this host's; no other host knows of them yet"
+        yield "remote clears owed", why
+    is_old = not 0 <= remote.epochs_ago_s <= _EPOCHS_FRESH_S
+    if remote.read == "on" and remote.state in ("serving", "full") and is_old:
+        yield "remote not read", "the store does not say which namespaces the fleet has cleared"
 
 
 def _words(code: str) -> str:

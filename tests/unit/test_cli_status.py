@@ -27,6 +27,17 @@ REMOTE = {
     "worker_starts": 1,
     "listed_ago_s": -1.0,
     "ttl_days": 7,
+    "read": "off",
+}
+READING = {
+    "read": "on",
+    "gets": {"filled": 30, "missing": 4, "late": 0},
+    "get_bytes": 2 << 30,
+    "damaged": {"digest": 2},
+    "read_bytes_per_s": 90 << 20,
+    "first_byte_ms": 12.4,
+    "epochs_owed": 1,
+    "epochs_ago_s": 3.0,
 }
 
 
@@ -75,6 +86,39 @@ def test_status_says_that_the_worker_was_started_again_and_when_it_listed(said: 
     text = said(remote={**REMOTE, "worker_starts": 4, "listed_ago_s": 90.0}, core={})
     assert "started 4 times" in text
     assert "listed 00:01:30 ago" in text
+
+
+def test_status_says_what_was_read_from_the_store_and_how_fast(said: Any) -> None:
+    core = {
+        "remote_fetches": {"queued": 2, "under_way": 5},
+        "lookups": {"pages_hit_dram": 10, "pages_hit_remote": 80, "pages_missed": 10},
+        "loads": {"pages_from_remote": 64},
+    }
+    text = said(remote={**REMOTE, **READING}, core=core)
+    rows = {" ".join(line.split()) for line in text.splitlines()}
+    for row in (
+        "reads on, 90 MiB/s an object, the first byte after 12 ms",
+        "runs read filled 30, missing 4; 2 GiB",
+        "runs to read 7",
+        "damaged objects digest 2",
+        "clears known as of 3 s ago, 1 not told to the store yet",
+        "probably in the store 80",
+        "loaded from the store 64",
+        "hit in dram 10 90.0% of 100 looked up",
+    ):
+        assert row in rows, row
+
+
+def test_status_of_a_daemon_that_does_not_read_says_only_that(said: Any) -> None:
+    text = said(remote=REMOTE, core={})
+    assert "reads" in text
+    assert not any(word in text for word in ("runs read", "clears", "damaged objects", "the store"))
+
+
+def test_status_that_has_not_read_yet_says_so(said: Any) -> None:
+    text = said(remote={**REMOTE, "read": "on", "epochs_ago_s": -1.0}, core={})
+    rows = {" ".join(line.split()) for line in text.splitlines()}
+    assert {"reads on", "runs read none yet", "clears not known yet"} <= rows
 
 
 def test_status_of_a_daemon_without_a_remote_tier_does_not_speak_of_it(said: Any) -> None:

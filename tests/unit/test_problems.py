@@ -46,6 +46,9 @@ def test_daemon_that_is_well_or_on_its_way_says_nothing(health: str) -> None:
     tier = "hbm" if health == "starting" else "dram"
     assert said(Problems(), remote={"state": "starting"}) == {}
     assert said(Problems(), remote={"state": "serving", "reason": ""}) == {}
+    reading = {"state": "serving", "read": "on", "epochs_ago_s": 5.0}
+    assert said(Problems(), remote=reading) == {}
+    assert said(Problems(), remote={**reading, "state": "starting", "epochs_ago_s": -1.0}) == {}
     assert said(Problems()) == {}
     assert said(Problems(), **{f"core__tiers__{tier}__health": health}) == {}
 
@@ -80,6 +83,17 @@ def test_daemon_that_is_well_or_on_its_way_says_nothing(health: str) -> None:
         ({"remote": {"state": "failing"}}, "remote failing", "kvwarehouse remote check"),
         ({"remote": {"state": "full"}}, "remote full", "--remote-capacity"),
         ({"remote": {"state": "off"}}, "remote off", "remote_worker_ended"),
+        ({"remote": {"state": "serving", "epochs_owed": 2}}, "remote clears owed", "2 of this"),
+        (
+            {"remote": {"state": "serving", "read": "on", "epochs_ago_s": 40.0}},
+            "remote not read",
+            "cleared",
+        ),
+        (
+            {"remote": {"state": "serving", "read": "on", "epochs_ago_s": -1.0}},
+            "remote not read",
+            "cleared",
+        ),
     ],
 )
 def test_problem_says_what_and_why(changed: dict[str, Any], what: str, reason: str) -> None:

@@ -169,22 +169,39 @@ def test_every_loss_is_shown_when_its_counter_rises_and_only_then() -> None:
 def test_remote_tier_has_a_line_and_a_figure_where_there_is_one() -> None:
     plain_frame = frame_of(snapshot(), later(snapshot(), 1.0), {})
     assert "put into store" not in {flow.name for flow in plain_frame.flows}
-    assert plain_frame.underway.remote_runs is None
-    assert "to store" not in "\n".join(shown(plain_frame))
+    assert plain_frame.underway.remote_puts is plain_frame.underway.remote_gets is None
+    assert "to get" not in "\n".join(shown(plain_frame, 100))
     before = snapshot(remote__state="serving", remote__puts={"stored": 3})
     after = later(
         before,
         2.0,
         remote__puts={"stored": 7, "not_in_dram": 1},
         remote__put_bytes=32 << 20,
+        remote__capacity_bytes=100,
+        remote__used_bytes=25,
+        remote__gets={"filled": 6, "missing": 2},
+        remote__get_bytes=64 << 20,
         core__remote_puts__queued_runs=12,
+        core__remote_fetches__queued=3,
+        core__remote_fetches__under_way=2,
+        core__lookups__pages_hit_remote=30,
+        core__lookups__pages_missed=10,
     )
     frame = frame_of(before, after, {})
     flow = next(flow for flow in frame.flows if flow.name == "put into store")
     assert (flow.calls_per_s, flow.pages_per_s, flow.bytes_per_s) == (2.0, None, 16 << 20)
-    lines = shown(frame)
+    lines = shown(frame, 100)
     assert any(line.startswith("put into store") and "16 MiB" in line for line in lines)
-    assert any("to store" in line for line in lines)
+    assert any(line.startswith("read from store") and "32 MiB" in line for line in lines)
+    assert (frame.underway.remote_puts, frame.underway.remote_gets) == (12, 5)
+    now = next(place for place, line in enumerate(lines) if line.startswith("right now"))
+    assert "to put" in lines[now]
+    assert "to get" in lines[now]
+    assert {"12", "5"} <= set(lines[now + 1].split())
+    assert frame.hit_rate == pytest.approx(0.75)
+    (tier,) = (line for line in lines if line.startswith("remote"))
+    assert "25%" in tier
+    assert "75.0%" in tier
 
 
 def test_snapshot_without_tiers_still_makes_a_frame() -> None:
