@@ -238,7 +238,7 @@ OVERVIEW = {
             ],
         ),
     ],
-    "Remote tier: does the store take what is hot?": [
+    "Remote tier: does the store take what is hot, and give it back?": [
         Panel(
             "Put into the store",
             "Bytes of objects that the store took, of all daemons.",
@@ -268,6 +268,32 @@ OVERVIEW = {
             [
                 Line(total(metric("remote_queued_runs"), "instance"), "{{instance}} waiting"),
                 Line(total(rate("remote_dropped_runs_total"), "reason"), "dropped: {{reason}}"),
+            ],
+        ),
+        Panel(
+            "Read from the store",
+            "Bytes of objects that loads waited for, of all daemons.",
+            BYTES_PER_S,
+            [Line(or_zero(total(rate("remote_get_bytes_total"), "instance")), "{{instance}}")],
+            build=stacked,
+        ),
+        Panel(
+            "Reads, by what became of them",
+            "filled: its pages are in DRAM. missing: the store does not have it. late: nobody "
+            "waited any longer. failed: the store did not give it. damaged: it was not what its "
+            "name says, and nobody got it.",
+            RUNS_PER_S,
+            [Line(total(rate("remote_fetches_total"), "end"), "{{end}}")],
+        ),
+        Panel(
+            "Until the store begins to answer",
+            "To the first byte of an object, smoothed. 0: nothing was read yet.",
+            SECONDS,
+            [
+                Line(
+                    or_zero(f"max by (instance) ({metric('remote_first_byte_seconds')})"),
+                    "{{instance}}",
+                )
             ],
         ),
     ],
@@ -336,9 +362,11 @@ DETAIL = {
         several(
             "Pages loaded",
             PAGES_PER_S,
-            "Shards of pages that were loaded and verified, and those of them from HBM.",
+            "Shards of pages that were loaded and verified, and those of them from HBM, or read "
+            "from the remote store for it.",
             all="loaded_pages_total",
             from_HBM="loaded_hbm_pages_total",
+            from_store="loaded_remote_pages_total",
         ),
         by_daemon("Bytes loaded", BYTES_PER_S, "loaded_bytes_total"),
         by_daemon("Found, and not loaded", PAGES_PER_S, "load_failed_pages_total", "reason"),
@@ -487,6 +515,73 @@ DETAIL = {
             )
         ),
         where_on(by_daemon("Bytes put", BYTES_PER_S, "remote_put_bytes_total")),
+        several(
+            "Reads on their way",
+            NUMBER,
+            "Runs of pages that loads wait for: in the daemon, and read by its worker.",
+            waiting="remote_fetch_queued_runs",
+            under_way="remote_fetch_runs_under_way",
+        ),
+        by_daemon("Bytes on their way", BYTES, "remote_fetch_bytes_under_way"),
+        several(
+            "Reads asked for",
+            RUNS_PER_S,
+            "By loads; those that were on their way already; and answers that too much was.",
+            asked="remote_fetch_asked_runs_total",
+            joined="remote_fetch_joined_runs_total",
+            later="remote_fetch_later_runs_total",
+        ),
+        by_daemon(
+            "Reads",
+            RUNS_PER_S,
+            "remote_fetches_total",
+            "end",
+            "Runs of pages that loads asked for, by how that ended.",
+        ),
+        where_on(
+            by_daemon(
+                "Gets",
+                RUNS_PER_S,
+                "remote_gets_total",
+                "result",
+                "Of these, what the worker took, by what became of it.",
+            )
+        ),
+        where_on(by_daemon("Bytes read", BYTES_PER_S, "remote_get_bytes_total")),
+        where_on(
+            by_daemon(
+                "Damaged objects",
+                "count:objects/s",
+                "remote_damaged_objects_total",
+                "fault",
+                "By the first thing that was not as it should be. Nobody got their pages.",
+            )
+        ),
+        where_on(
+            by_daemon(
+                "Speed of one read",
+                BYTES_PER_S,
+                "remote_read_bytes_per_second",
+                says="Of one object, smoothed.",
+            )
+        ),
+        where_on(by_daemon("Until its first byte", SECONDS, "remote_first_byte_seconds")),
+        where_on(
+            by_daemon(
+                "Age of what is known of clears",
+                SECONDS,
+                "remote_epochs_age_seconds",
+                says="Above 15 nothing is read. -1: nothing is known.",
+            )
+        ),
+        where_on(
+            by_daemon(
+                "Clears that the store does not know of",
+                NUMBER,
+                "remote_epochs_owed",
+                says="Other hosts may serve what was cleared here.",
+            )
+        ),
         where_on(
             by_daemon(
                 "Objects",

@@ -40,6 +40,9 @@ BUSY = {
     "remote_offered_runs_total": 30,
     'remote_dropped_runs_total{reason="queue_full"}': 1,
     'remote_dropped_runs_total{reason="already"}': 10,
+    'remote_fetches_total{end="filled"}': 40,
+    'remote_fetches_total{end="missing"}': 1,
+    'remote_fetches_total{end="cleared"}': 10,
 }
 
 
@@ -58,6 +61,7 @@ def status(**nvme: Any) -> status_pb2.Status:
     made.service.connections_max = 512
     made.kv_events.SetInParent()
     made.remote.state, made.remote.worker_starts = "serving", 1
+    made.remote.epochs_ago_s = 3.0
     return made
 
 
@@ -303,8 +307,8 @@ CASES = [
         text("remote_state", "state", "serving", "refused", SINCE),
         9,
         11,
-        "The remote tier of remotenotserving is refused. Engines notice nothing: DRAM and NVMe "
-        "serve.",
+        "The remote tier of remotenotserving is refused: nothing is put there or read from there. "
+        "DRAM and NVMe serve.",
         {"state": "refused"},
     ),
     Case(
@@ -321,6 +325,39 @@ CASES = [
         46,
         "25% of the runs of pages that remoterunsdropped wants to put are dropped: queue_full.",
         {"reason": "queue_full"},
+    ),
+    Case(
+        "KvwarehouseRemoteReadsFail",
+        rising('remote_fetches_total{end="late"}', 17, SINCE),
+        14,
+        31,
+        "25% of the runs of pages that remotereadsfail wants from the store end as late. Engines "
+        "wait for them, and compute.",
+        {"end": "late"},
+    ),
+    Case(
+        "KvwarehouseRemoteDamage",
+        once('remote_damaged_objects_total{fault="digest"}', 2, SINCE),
+        0,
+        2,
+        "remotedamage read 2 such objects within an hour, found by digest. Each was a miss from that "
+        "page on.",
+        {"fault": "digest"},
+    ),
+    Case(
+        "KvwarehouseRemoteClearsUnknown",
+        {"remote_epochs_age_seconds": f"3x{SINCE - 1} 60x{MINUTES - SINCE}"},
+        9,
+        11,
+        "remoteclearsunknown has not been told by the store which namespaces were cleared (for 60 "
+        "s; -1 is never). It could return what another host has cleared, and reads nothing.",
+    ),
+    Case(
+        "KvwarehouseRemoteClearsOwed",
+        {"remote_epochs_owed": f"0x{SINCE - 1} 2x{MINUTES - SINCE}"},
+        9,
+        11,
+        "2 clears of remoteclearsowed are not in the store yet.",
     ),
     Case(
         "KvwarehouseIndexTooSmall",
@@ -379,6 +416,10 @@ QUIET = {
         'remote_state{state="failing"}': f"0x{SINCE} 1x8 0x{MINUTES}",
         'remote_state{state="serving"}': f"1x{SINCE} 0x8 1x{MINUTES}",
     },
+    "a daemon that has just begun to ask what the fleet has cleared": steady(status(), BUSY)
+    | {"remote_epochs_age_seconds": f"-1x5 3x{MINUTES}"},
+    "a clear that the store took after nine minutes": steady(status(), BUSY)
+    | {"remote_epochs_owed": f"0x{SINCE} 1x8 0x{MINUTES}"},
     "a remote worker that ended once": steady(status(), BUSY)
     | {"remote_worker_starts_total": f"1x{SINCE} 2x{MINUTES}"},
     "an index that is as small as its tiers": steady(status(), BUSY),
