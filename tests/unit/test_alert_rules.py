@@ -340,8 +340,8 @@ CASES = [
         once('remote_damaged_objects_total{fault="digest"}', 2, SINCE),
         0,
         2,
-        "remotedamage read 2 such objects within an hour, found by digest. Each was a miss from that "
-        "page on.",
+        "remotedamage read 2 such objects within an hour, found by digest. Each was a miss from "
+        "that page on.",
         {"fault": "digest"},
     ),
     Case(
