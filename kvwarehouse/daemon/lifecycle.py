@@ -279,6 +279,7 @@ class Daemon:
             options.secret = who.secret
             if config.remote:
                 options.remote_write = remote_tier.written(config)
+                options.remote_read = config.remote_read == "on"
                 options.remote_fleet = who.fleet.fleet_id
             self._node = int.from_bytes(who.warehouse_id[:8], "little")
             options.epoch = ledger.epoch

@@ -50,7 +50,8 @@ def test_worker_begins_and_ends_with_the_daemon_and_shows_in_its_status(worker: 
         assert (status.url, status.write, status.worker_starts) == ("s3://bucket/prefix", "all", 1)
         fleet = FleetSecret.derive(bytes(32)).fleet_id
         options: Any = served.core.options
-        assert (options.remote_write, options.remote_fleet) == ("all", fleet)
+        assert (options.remote_write, options.remote_read) == ("all", True)
+        assert options.remote_fleet == fleet
         pid = int((worker / "pids").read_text())
         os.kill(pid, 0)
         served.stop()
