@@ -21,6 +21,12 @@ ClientCall ClientCall::open(DaemonLink& link, const Key& namespace_id, Prompt& p
   return {link, std::move(daemon), prompt, *row, epoch, deadline_ns};
 }
 
+bool ClientCall::follows_stored(size_t page) const {
+  if (page != prompt.run_begin(page) || prompt.position(page) == 0) return true;
+  const auto entry = view().index().find(prompt.parent(page));
+  return entry && entry->space == row.ordinal && entry->clear_epoch >= clear_epoch;
+}
+
 void ClientCall::check_shard(uint32_t shard) const {
   if (shard >= shape().shards)
     throw Error(ErrorKind::usage, "bad_shard",

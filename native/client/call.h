@@ -34,6 +34,9 @@ struct ClientCall {
     if (entry && (entry->space != row.ordinal || entry->clear_epoch < clear_epoch)) entry.reset();
     return entry;
   }
+  // Whether the page before the first one of a run is stored, or there is none. True of any other
+  // page: what lies before it is asked for as well.
+  bool follows_stored(size_t page) const;
   // What a page of the prompt must be.
   Expected expected(size_t page) const {
     Prompt& of = prompt;

@@ -26,8 +26,17 @@ void Client::close() {
   gpus_.close();
 }
 
+bool Client::refresh(uint64_t timeout_ns) {
+  const uint64_t deadline_ns = now_ns() + timeout_ns;
+  const bool found = link_.refresh(timeout_ns);
+  if (found) link_.renew_remote(deadline_ns);
+  return found;
+}
+
 bool Client::has_namespace(const Key& id) {
-  link_.renew(true, now_ns() + link_.options().timeout_ns);
+  const uint64_t deadline_ns = now_ns() + link_.options().timeout_ns;
+  link_.renew(true, deadline_ns);
+  link_.renew_remote(deadline_ns);
   return sees_namespace(id);
 }
 
@@ -45,6 +54,7 @@ std::unique_ptr<DeviceStage> Client::device_stage(int ordinal, size_t bytes) {
 std::unique_ptr<Pins> Client::pin(const Key& namespace_id, Prompt& prompt, size_t first,
                                   uint64_t timeout_ns) {
   const auto call = ClientCall::open(link_, namespace_id, prompt, false, now_ns() + timeout_ns);
+  link_.renew_remote(call.deadline_ns);
   auto pins = std::make_unique<Pins>(call);
   pins->take(call, first);
   return pins;

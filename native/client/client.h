@@ -25,18 +25,20 @@
 namespace kvw {
 
 // Where a page is read from now: the fastest tier that has it. HBM: by clients that load into the
-// memory of the pool's device, which have its table mapped. The numbers are public.
-enum class PageTier : uint8_t { missing = 0, dram = 1, nvme = 2, hbm = 3 };
+// memory of the pool's device, which have its table mapped. Remote: probably. The numbers are
+// public.
+enum class PageTier : uint8_t { missing = 0, dram = 1, nvme = 2, hbm = 3, remote = 4 };
 
 struct LookupResult {
-  uint64_t hbm = 0, dram = 0, nvme = 0;  // pages, each once
+  uint64_t hbm = 0, dram = 0, nvme = 0, remote = 0;  // pages, each once
 
-  uint64_t pages() const { return hbm + dram + nvme; }
+  uint64_t pages() const { return hbm + dram + nvme + remote; }
   void add(PageTier tier);
 };
 
 struct LoadReport {
-  uint64_t pages = 0;  // filled, in order
+  uint64_t pages = 0;    // filled, in order
+  uint64_t fetched = 0;  // of them, from the remote store for this load
   std::map<std::string, uint64_t> reasons;
 };
 
@@ -59,14 +61,15 @@ class Client {
 
   // Finds the daemon again if it was replaced, within the time given; other threads' lookups do not
   // wait meanwhile. See DaemonLink.
-  bool refresh(uint64_t timeout_ns) { return link_.refresh(timeout_ns); }
+  bool refresh(uint64_t timeout_ns);
   // Whether the mapped control page shows it. No call.
   bool sees_namespace(const Key& id) { return view()->space(id).has_value(); }
   // False: the daemon does not know it (it must be opened over the service first). Finds a new
   // daemon if it must, within the client's timeout.
   bool has_namespace(const Key& id);
 
-  // Longest stored prefix. Never calls the daemon, unless the view is outdated.
+  // Longest stored prefix, and behind it what the remote store probably has. Never calls the
+  // daemon, unless the view is outdated.
   // Throws Error usage "namespace_unknown".
   LookupResult lookup(const Key& namespace_id, Prompt& prompt);
   // Where each page is, as lookup finds it, up to the first gap of each run; what lies behind a gap
@@ -80,6 +83,7 @@ class Client {
   // A word for each page, as good as its key for telling it from others.
   std::vector<uint64_t> tags(const Key& namespace_id, Prompt& prompt);
   // Fills regions[i] with page first + i, in order, until one is missing or the deadline passes.
+  // What is on NVMe is promoted, and what the remote store seems to have is fetched.
   LoadReport load(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                   uint32_t shard, uint64_t timeout_ns);
   // Stores page first + i from regions[i]. Returns when all is sealed, refused or late. `since`:
@@ -102,8 +106,8 @@ class Client {
   bool stop_registering(uint64_t timeout_ns) {
     return link_.forked() || gpus_.stop(std::chrono::nanoseconds(timeout_ns));
   }
-  // Pins the stored pages from `first` on. Throws Error pin "pin_budget" beyond the session's
-  // share.
+  // Pins the stored pages from `first` on, promoting and fetching as a load does. Throws Error pin
+  // "pin_budget" beyond the session's share.
   std::unique_ptr<Pins> pin(const Key& namespace_id, Prompt& prompt, size_t first,
                             uint64_t timeout_ns);
   // Holds pages from `first` on where they are on NVMe, at most `pages` of them, for reading by the

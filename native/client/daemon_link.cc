@@ -128,6 +128,19 @@ void DaemonLink::reconnect(uint64_t deadline_ns) {
   adopt(welcome);
   std::swap(connection_, fresh);
   settle_listed(std::move(welcome), deadline_ns);
+  attached()->remote.renew(
+      [this](Writer& message, uint64_t until_ns) {
+        return connection_.ask(message, MessageType::presence_shared, until_ns);
+      },
+      deadline_ns);
+}
+
+void DaemonLink::renew_remote(uint64_t deadline_ns) {
+  attachment()->remote.renew(
+      [this](Writer& message, uint64_t until_ns) {
+        return ask(message, MessageType::presence_shared, until_ns);
+      },
+      deadline_ns);
 }
 
 Connection::Reply DaemonLink::say_hello(Connection& to, std::optional<SlotRef> after,

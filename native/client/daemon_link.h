@@ -21,6 +21,7 @@
 #include "client/connection.h"
 #include "client/extents.h"
 #include "client/hbm.h"
+#include "client/remote_filter.h"
 #include "client/session.h"
 #include "client/view.h"
 #include "exchange/messages.h"
@@ -47,13 +48,15 @@ struct Attachment {
         session(std::move(its_session)),
         knows_since((welcome_flags & kWelcomeSince) != 0),
         segments((welcome_flags & kWelcomeLocates) != 0),
-        hbm((welcome_flags & kWelcomeHbm) != 0) {}
+        hbm((welcome_flags & kWelcomeHbm) != 0),
+        remote((welcome_flags & kWelcomeRemote) != 0) {}
 
   const std::shared_ptr<const View> view;
   const std::shared_ptr<ClientSession> session;
   const bool knows_since;  // kExchangeSince
   SegmentFolder segments;
   HbmCopies hbm;
+  RemoteFilter remote;
 };
 
 // The reservations that threads of a client may be writing under. Whatever else the daemon has
@@ -112,6 +115,10 @@ class DaemonLink {
   // that is mapped: that thread may be waiting for the processor rather than for the daemon, and
   // what became of the connection it finds out by itself.
   bool refresh(uint64_t timeout_ns);
+
+  // Maps what the daemon shows of its remote tier, where it does so in a moment and that is not
+  // mapped yet: at each hello, and then by calls that may talk to the daemon.
+  void renew_remote(uint64_t deadline_ns);
 
   Connection::Reply ask(Writer& message, MessageType expected, uint64_t deadline_ns);
   // One exchange of a store that works with `from`. What is granted counts as being written, and

@@ -51,6 +51,7 @@ LoadReport DeviceLoad::run() {
   }
   LoadReport report;
   report.pages = good_ - first_;
+  report.fetched = promotions_.fetched(first_, good_);
   if (good_ < end_) report.reasons[reason_name(why_)] = end_ - good_;
   return report;
 }

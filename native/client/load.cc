@@ -1,4 +1,5 @@
-// Loads: from DRAM without a call, from NVMe after asking for promotion (promotion_window.h).
+// Loads: from DRAM without a call, from NVMe after asking for promotion (promotion_window.h), from
+// the remote store after asking for a fetch (fetch_window.h).
 #include <algorithm>
 
 #include "base/error.h"
@@ -51,6 +52,7 @@ LoadReport load_to_host(const ClientCall& call, size_t first, const Regions& reg
     }
   }
   report.pages = page - first;
+  report.fetched = promotions.fetched(first, page);
   if (page < end && why != Reason::none) report.reasons[reason_name(why)] = end - page;
   return report;
 }
@@ -63,6 +65,7 @@ LoadReport Client::load(const Key& namespace_id, Prompt& prompt, size_t first,
   call.check_pages(regions, shard);
   if (!regions.writable())
     throw Error(ErrorKind::usage, "read_only_buffer", "the buffer to load into is read-only");
+  link_.renew_remote(call.deadline_ns);
   LoadReport report = regions.device() == nullptr
                           ? load_to_host(call, first, regions, shard)
                           : DeviceLoad(call, gpus_, first, regions, shard).run();
@@ -72,6 +75,7 @@ LoadReport Client::load(const Key& namespace_id, Prompt& prompt, size_t first,
     session.count(Counter::load_timeout, late->second);
   session.count(Counter::loads);
   session.count(Counter::pages_loaded, report.pages);
+  session.count(Counter::pages_loaded_remote, report.fetched);
   session.count(Counter::bytes_loaded, report.pages * call.shape().shard_bytes);
   return report;
 }

@@ -1,8 +1,9 @@
-// Lookups and tiers: where pages are now, from the index in shared memory; and which of them are
-// needed no more.
+// Lookups and tiers: where pages are now, from the index in shared memory, and behind what that has
+// from the presence filter of the remote store; and which of them are needed no more.
 #include <algorithm>
 
 #include "client/client.h"
+#include "client/remote_pages.h"
 
 namespace kvw {
 
@@ -48,6 +49,7 @@ void count_lookup(ClientSession& session, const LookupResult& found, size_t aske
   session.count(Counter::lookup_hit_hbm, found.hbm);
   session.count(Counter::lookup_hit_dram, found.dram);
   session.count(Counter::lookup_hit_nvme, found.nvme);
+  session.count(Counter::lookup_hit_remote, found.remote);
   session.count(Counter::lookup_missed, asked - found.pages());
 }
 
@@ -57,17 +59,20 @@ void LookupResult::add(PageTier tier) {
   hbm += tier == PageTier::hbm;
   dram += tier == PageTier::dram;
   nvme += tier == PageTier::nvme;
+  remote += tier == PageTier::remote;
 }
 
 LookupResult Client::lookup(const Key& namespace_id, Prompt& prompt) {
   const auto call = ClientCall::open(link_, namespace_id, prompt, false, 0);
   Finder finder(call);
   LookupResult result;
-  for (size_t page = 0; page < prompt.pages(); ++page) {
+  size_t page = 0;
+  for (; page < prompt.pages(); ++page) {
     const PageTier tier = finder.find(page);
     if (tier == PageTier::missing) break;
     result.add(tier);
   }
+  if (page < prompt.pages()) result.remote = RemotePages(call).reach(page) - page;
   count_lookup(call.session(), result, prompt.pages());
   return result;
 }
@@ -76,11 +81,17 @@ std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt, boo
   const auto call = ClientCall::open(link_, namespace_id, prompt, false, 0);
   Finder finder(call);
   std::vector<PageTier> tiers(prompt.pages(), PageTier::missing);
+  RemotePages remote(call);
   LookupResult result;
   for (size_t page = 0; page < prompt.pages();) {
     tiers[page] = finder.find(page);
     result.add(tiers[page]);
-    page = tiers[page] == PageTier::missing ? prompt.run_end(page) : page + 1;
+    if (tiers[page++] != PageTier::missing) continue;
+    const size_t gap = page - 1, reach = remote.reach(gap);
+    std::fill(tiers.begin() + static_cast<ptrdiff_t>(gap),
+              tiers.begin() + static_cast<ptrdiff_t>(reach), PageTier::remote);
+    result.remote += reach - gap;
+    page = prompt.run_end(gap);
   }
   if (counted) count_lookup(call.session(), result, prompt.pages());
   return tiers;

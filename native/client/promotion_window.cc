@@ -1,12 +1,9 @@
 #include "client/promotion_window.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/error.h"
+#include "client/promoted.h"
 
 namespace kvw {
 
@@ -18,7 +15,7 @@ constexpr uint64_t kJudgedWithinNs = 200 * kMillisecondNs;
 
 }  // namespace
 
-PromotionWindow::PromotionWindow(const ClientCall& call) : call_(call) {
+PromotionWindow::PromotionWindow(const ClientCall& call) : call_(call), fetches_(call) {
   // What the daemon reads at a time, so that one who loads alone is never told to ask again. And
   // never more than the tier can hold beside what others use: pages read too early are evicted
   // again before they are reached.
@@ -29,13 +26,14 @@ PromotionWindow::PromotionWindow(const ClientCall& call) : call_(call) {
 
 std::optional<EntryView> PromotionWindow::in_dram(size_t page, size_t end, Reason& why) {
   for (;;) {
-    const uint64_t tick = promoted_word().load(std::memory_order_acquire);
+    const uint64_t tick = promoted(call_.view());
     const auto entry = call_.find(page);
     if (!entry) {
-      why = Reason::missing;
-      return std::nullopt;
+      if (!fetches_.bring(page, end, tick, why)) return std::nullopt;
+      continue;
     }
     if (entry->in_dram()) {
+      fetches_.reached(page, end);
       if (asked_until_ != 0 && asked_until_ < end && asked_until_ <= page + low_water_)
         ask_ahead(page, end, why);
       return entry;
@@ -56,17 +54,13 @@ bool PromotionWindow::has_other_copy(const EntryView& damaged) {
   if (!damaged.in_nvme()) return false;
   const uint64_t until_ns = std::min(call_.deadline_ns, now_ns() + kJudgedWithinNs);
   do {
-    const uint64_t tick = promoted_word().load(std::memory_order_acquire);
+    const uint64_t tick = promoted(call_.view());
     const auto entry = call_.view().index().find(damaged.key);
     if (!entry || entry->slot != damaged.slot || entry->generation != damaged.generation)
       return true;
     wait(tick);
   } while (now_ns() < until_ns);
   return false;
-}
-
-std::atomic<uint64_t>& PromotionWindow::promoted_word() const {
-  return const_cast<std::atomic<uint64_t>&>(call_.view().control().promoted.value);
 }
 
 // Asks for the pages of the window from `page` on that are only on NVMe and were not asked for
@@ -122,13 +116,8 @@ Reason PromotionWindow::promote(std::span<const Key> keys, std::vector<PromoteAn
 
 // Sleeps until a promotion ends somewhere, at most a slice: a daemon that died wakes nobody.
 void PromotionWindow::wait(uint64_t tick) {
-  const uint64_t now = now_ns();
-  const uint64_t slice =
-      std::min(kWaitSliceNs, call_.deadline_ns > now ? call_.deadline_ns - now : 0);
-  timespec timeout{static_cast<time_t>(slice / kSecondNs), static_cast<long>(slice % kSecondNs)};
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&promoted_word()), FUTEX_WAIT,
-            static_cast<uint32_t>(tick), &timeout, nullptr, 0);
-  if (promoted_word().load(std::memory_order_acquire) == tick) ask_again_ = true;
+  wait_promoted(call_.view(), tick, std::min(now_ns() + kWaitSliceNs, call_.deadline_ns));
+  if (promoted(call_.view()) == tick) ask_again_ = true;
 }
 
 }  // namespace kvw

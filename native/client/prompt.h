@@ -44,8 +44,9 @@ class Prompt {
   }
   Key parent(size_t page);
   uint32_t position(size_t page) const;
-  // Which run a page is in, from 0, and the page behind its last one.
+  // Which run a page is in, from 0, its first page, and the page behind its last one.
   size_t run(size_t page) const { return run_of_.empty() ? 0 : run_of_[page]; }
+  size_t run_begin(size_t page) const { return run_of_.empty() ? 0 : begins_[run(page)]; }
   size_t run_end(size_t page) const { return run_of_.empty() ? pages_ : begins_[run(page) + 1]; }
 
   WitnessKind witness_kind() const { return kind_; }

@@ -262,6 +262,7 @@ StoreReport Client::store(const Key& namespace_id, Prompt& prompt, size_t first,
                 "this client was connected read-only; connect another one to store");
   const auto call = ClientCall::open(link_, namespace_id, prompt, true, now_ns() + timeout_ns);
   call.check_pages(regions, shard);
+  link_.renew_remote(call.deadline_ns);
   if (since && !call.daemon->knows_since)
     throw Error(ErrorKind::usage, "since_unknown",
                 "the daemon is older than this client, and cannot tell whether the namespace was "

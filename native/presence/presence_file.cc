@@ -81,11 +81,22 @@ Fd open_presence(const std::string& path) { return open_regular(path, O_RDONLY);
 std::optional<PresenceReader> PresenceReader::open(const std::string& path, const Key& fleet) {
   const Fd fd = open_presence(path);
   if (!fd.valid()) return std::nullopt;
-  const uint64_t bytes = size_of(fd.get(), path);
-  if (bytes == 0) return std::nullopt;
+  return map(fd.get(), size_of(fd.get(), path), &fleet);
+}
+
+std::optional<PresenceReader> PresenceReader::of(int fd) {
+  struct stat info{};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  return map(fd, static_cast<uint64_t>(info.st_size), nullptr);
+}
+
+// `fleet`: whose it is to be; null: anybody's.
+std::optional<PresenceReader> PresenceReader::map(int fd, uint64_t bytes, const Key* fleet) {
+  if (bytes < kBlockBytes) return std::nullopt;
   PresenceReader reader;
-  reader.mapping_ = Mapping(fd.get(), bytes, false);
-  reader.table_ = Presence::attach(reader.mapping_, fleet);
+  reader.mapping_ = Mapping(fd, bytes, false);
+  const Key of = fleet != nullptr ? *fleet : reader.mapping_.at<const PresenceHeader>(0)->fleet;
+  reader.table_ = Presence::attach(reader.mapping_, of);
   if (!reader.table_) return std::nullopt;
   return reader;
 }

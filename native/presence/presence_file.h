@@ -57,11 +57,16 @@ class PresenceReader {
  public:
   // Nothing: there is no such file of this fleet.
   static std::optional<PresenceReader> open(const std::string& path, const Key& fleet);
+  // Of a file that was handed over, whatever fleet it is of. Does not keep `fd`.
+  static std::optional<PresenceReader> of(int fd);
 
   const Presence& table() const { return *table_; }
+  // Whether the file is no longer all of it.
+  bool lost() const { return mapping_.lost(); }
 
  private:
   PresenceReader() = default;
+  static std::optional<PresenceReader> map(int fd, uint64_t bytes, const Key* fleet);
 
   Mapping mapping_;
   std::optional<Presence> table_;
