@@ -163,16 +163,19 @@ class KeyRun:
 
 class Tier(IntEnum):
     """Where a page is read from now: the fastest tier that has it. HBM: for clients that load into
-    the memory of the tier's device; those pages are in DRAM as well, and others read them there."""
+    the memory of the tier's device; those pages are in DRAM as well, and others read them there.
+    REMOTE: in the remote store, probably; whether it comes a load finds out, in the time that it is
+    given."""
 
     MISSING = 0
     DRAM = 1
     NVME = 2
     HBM = 3
+    REMOTE = 4
 
     @staticmethod
     def near(tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Which of them are in DRAM, and so loaded without waiting for a disk."""
+        """Which of them are in DRAM, and so loaded without waiting for a disk or a network."""
         found: NDArray[np.bool_] = (tiers == Tier.DRAM) | (tiers == Tier.HBM)
         return found
 
@@ -180,8 +183,9 @@ class Tier(IntEnum):
 @dataclass(frozen=True)
 class Match:
     """The longest stored prefix: `pages` of them, `tokens` tokens long. `by_tier` says where each
-    page is read from now, the fastest tier that has it: {"hbm": .., "dram": .., "nvme": ..}. In
-    HBM: for clients that load into the memory of that tier's device, see docs/gpu.md."""
+    page is read from now, the fastest tier that has it: {"hbm": .., "dram": .., "nvme": ..,
+    "remote": ..}. In HBM: for clients that load into the memory of that tier's device, see
+    docs/gpu.md. Remote: pages that the remote store has, probably, behind those stored here."""
 
     pages: int
     tokens: int
@@ -246,6 +250,14 @@ class Control:
     """What all sessions of one process may pin together, beside what others pin now."""
     warehouse_id: str = ""
     """32 hex digits; the same for every daemon of this warehouse, as in its status."""
+    remote_serving: bool = False
+    """Pages that the remote store has may be fetched now."""
+    remote_read_bytes_per_s: int = 0
+    """What the remote store gives of one object at a time, smoothed; 0: not measured yet."""
+    remote_first_byte_ns: int = 0
+    """How long that takes to begin, likewise."""
+    remote_queued_bytes: int = 0
+    """Of objects that are being fetched, or wait for it."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,11 @@ class PageCalls:
             namespace_id=request.space.id, prefix=self._to_wire(request.prefix)
         )
         return Call(
-            "Lookup", asked, lambda found: request.match(0, found.dram_pages, found.nvme_pages)
+            "Lookup",
+            asked,
+            lambda found: request.match(
+                0, found.dram_pages, found.nvme_pages, found.remote_pages
+            ),
         )
 
     def load(self, request: LoadRequest, filling: Filling) -> Call[pb.LoadResponse, Loaded | None]:

@@ -33,15 +33,15 @@ class LookupRequest(NamedTuple):
         """Raises UsageError as prefix_of does."""
         return cls(space, prefix_of(space, tokens, keys))
 
-    def match(self, hbm: int, dram: int, nvme: int) -> Match:
+    def match(self, hbm: int, dram: int, nvme: int, remote: int) -> Match:
         """The answer, of pages by tier."""
-        pages = hbm + dram + nvme
-        by_tier = {"hbm": hbm, "dram": dram, "nvme": nvme}
+        pages = hbm + dram + nvme + remote
+        by_tier = {"hbm": hbm, "dram": dram, "nvme": nvme, "remote": remote}
         return Match(pages, pages * self.space.page_tokens, by_tier)
 
     def missed(self) -> Match:
         """The answer where nothing is stored; so for the other requests."""
-        return self.match(0, 0, 0)
+        return self.match(0, 0, 0, 0)
 
 
 class TiersRequest(NamedTuple):

@@ -34,6 +34,8 @@ _SHARD_STEP = 0x9E3779B97F4A7C15
 
 _DRAINING = 2
 """ControlState::draining of native/control/control.h."""
+_JUDGED = ("draining", "remote_serving")
+"""Fields of Control that are no words of the control page."""
 
 
 class SharedMemory(Transport):
@@ -107,7 +109,8 @@ class SharedMemory(Transport):
         page = self.native.control()
         return Control(
             draining=page["state"] == _DRAINING,
-            **{name: page[name] for name in Control.__dataclass_fields__ if name != "draining"},
+            remote_serving=page["remote_serving"] == 1,
+            **{name: page[name] for name in Control.__dataclass_fields__ if name not in _JUDGED},
         )
 
     def tiers(self, request: TiersRequest) -> NDArray[np.uint8]:

@@ -302,14 +302,15 @@ class NativeClient:
         """From the control page; finds a new daemon first if it must."""
     def lookup(
         self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None
-    ) -> tuple[int, int, int]:
-        """Pages of the longest stored prefix by where they are read from: HBM, DRAM, NVMe. HBM: of
-        a device that was used here, where the daemon has copies. No call."""
+    ) -> tuple[int, int, int, int]:
+        """Pages of the longest stored prefix by where they are read from: HBM, DRAM, NVMe, and
+        behind them, probably, the remote store. HBM: of a device that was used here, where the
+        daemon has copies. No call."""
     def tiers(
         self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None, counted: bool = True
     ) -> NDArray[np.uint8]:
-        """Where each page is: 0 missing, 1 DRAM, 2 NVMe, 3 HBM; 0 behind the first gap of a run. No
-        call.
+        """Where each page is: 0 missing, 1 DRAM, 2 NVMe, 3 HBM, 4 probably in the remote store;
+        0 or 4 behind the first gap of a run. No call.
         counted: as a lookup, in the session's counters."""
     def release(self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None, first: int) -> int:
         """Says that the stored pages from `first` on are needed no more. How many. No call."""

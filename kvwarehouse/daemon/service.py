@@ -67,9 +67,15 @@ class WarehouseService(wire.WarehouseServicer):
         record = self._warehouse.namespace(request.namespace_id)
         prefix = wire.prefix_from_wire(request.prefix)
         whole = span(record, prefix, first=0, pages=None, shard=0)
-        pages, dram, nvme = self._transfer.lookup(whole)
-        tokens = pages * record.space.page_tokens
-        return pb.LookupResponse(pages=pages, tokens=tokens, dram_pages=dram, nvme_pages=nvme)
+        dram, nvme, remote = self._transfer.lookup(whole)
+        pages = dram + nvme + remote
+        return pb.LookupResponse(
+            pages=pages,
+            tokens=pages * record.space.page_tokens,
+            dram_pages=dram,
+            nvme_pages=nvme,
+            remote_pages=remote,
+        )
 
     def Store(
         self, request_iterator: Iterator[pb.StoreRequest], context: grpc.ServicerContext

@@ -150,10 +150,12 @@ class GrpcTransfer:
         self._regions = regions
 
     def lookup(self, span: TransferSpan) -> tuple[int, int, int]:
-        """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe. Those in HBM
-        are in DRAM as well, and read from there: this is no process that loads into a GPU."""
-        hbm, dram, nvme = self._session.lookup(span.record.space.id, span.tokens, span.keys)
-        return hbm + dram + nvme, hbm + dram, nvme
+        """Pages of the longest stored prefix in DRAM, only on NVMe, and behind them probably in the
+        remote store. Those in HBM are in DRAM as well, and read from there: this is no process that
+        loads into a GPU."""
+        space = span.record.space
+        hbm, dram, nvme, remote = self._session.lookup(space.id, span.tokens, span.keys)
+        return hbm + dram, nvme, remote
 
     def tiers(self, span: TransferSpan) -> NDArray[np.uint8]:
         """Where each page is, in the numbers of types.Tier; missing behind the first gap. Counts as

@@ -67,7 +67,8 @@ class WhoHas:
             if error.code != "namespace_unknown":
                 raise
             return None
-        missing = np.flatnonzero(tiers == Tier.MISSING)
+        # What is in the remote store every host reaches alike.
+        missing = np.flatnonzero((tiers == Tier.MISSING) | (tiers == Tier.REMOTE))
         pages = int(missing[0]) if len(missing) else len(tiers)
         dram = int(np.count_nonzero(Tier.near(tiers[:pages])))
         return pb.Holding(

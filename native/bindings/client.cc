@@ -102,7 +102,7 @@ nb::tuple lookup(Client& client, const nb::bytes& id, nb::handle tokens, nb::han
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
   auto result = pages.without_gil([&](Prompt& prompt) { return client.lookup(space, prompt); });
-  return nb::make_tuple(result.hbm, result.dram, result.nvme);
+  return nb::make_tuple(result.hbm, result.dram, result.nvme, result.remote);
 }
 
 // An array of them, which keeps them. Number: what an array calls a T.

@@ -33,7 +33,7 @@ def test_lookup_finds_what_was_stored_and_says_where(ns: OpenNamespace, pages: A
     ns.store(TOKENS, pages)
     match = ns.lookup(TOKENS)
     assert (match.pages, match.tokens) == (10, 40)
-    assert match.by_tier == {"hbm": 0, "dram": 10, "nvme": 0}
+    assert match.by_tier == {"hbm": 0, "dram": 10, "nvme": 0, "remote": 0}
 
 
 def test_lookup_finds_the_prefix_that_two_prompts_share(ns: OpenNamespace, pages: Any) -> None:

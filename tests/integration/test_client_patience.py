@@ -235,7 +235,7 @@ def test_reads_without_patience_miss_in_a_namespace_that_is_unknown(
     ns.store(TOKENS, pages_of(TOKENS))
     lost()
     assert beside.store(MORE, pages_of(MORE)).stored == 10
-    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": 0}
+    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": 0, "remote": 0}
     assert ns.tiers(TOKENS).tolist() == [0] * 10
     assert ns.pin(TOKENS).pages == 0
     loaded = ns.load(TOKENS, np.zeros((10, 65536), np.uint8))

@@ -99,9 +99,9 @@ def test_pages_come_back_from_nvme_when_the_arena_is_gone(
     daemon.start()
     with kvw.connect(daemon.address) as another:
         ns = another.open(SPACE)
-        assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": 10}
+        assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": 10, "remote": 0}
         check_loaded(ns, pages)
-        assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 10, "nvme": 0}
+        assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 10, "nvme": 0, "remote": 0}
 
 
 def test_pages_evicted_from_dram_are_promoted_by_a_load(client: kvw.Client, pages: Any) -> None:
@@ -110,7 +110,7 @@ def test_pages_evicted_from_dram_are_promoted_by_a_load(client: kvw.Client, page
     flushed = client.flush()
     assert (flushed.flushed, flushed.pending) == (10, 0)
     assert client.evict(SPACE, 10) == 10
-    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": 10}
+    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": 10, "remote": 0}
     assert ns.load(TOKENS, np.zeros_like(pages), timeout_s=0) == 0
     check_loaded(ns, pages)
 

@@ -84,7 +84,7 @@ def stored_on_nvme(client: kvw.Client, pages: int = PAGES) -> kvw.OpenNamespace:
     ns = client.open(space())
     store(ns, pages)
     to_nvme(client)
-    assert ns.lookup(tokens(pages)).by_tier == {"hbm": 0, "dram": 0, "nvme": pages}
+    assert ns.lookup(tokens(pages)).by_tier == {"hbm": 0, "dram": 0, "nvme": pages, "remote": 0}
     return ns
 
 
@@ -463,15 +463,15 @@ def test_what_is_read_again_comes_into_dram(client: kvw.Client) -> None:
         return dict(ns.lookup(tokens()).by_tier)
 
     with NvmeReader(promotes=True) as reader:
-        assert load(7) == {"hbm": 0, "dram": 0, "nvme": PAGES}
+        assert load(7) == {"hbm": 0, "dram": 0, "nvme": PAGES, "remote": 0}
         assert reader.pages_read == 7
         # Another rank's part of a page is another one's first.
-        assert load(7, shard=1) == {"hbm": 0, "dram": 0, "nvme": PAGES}
+        assert load(7, shard=1) == {"hbm": 0, "dram": 0, "nvme": PAGES, "remote": 0}
         assert reader.pages_read == 14
         # What is new is read past the daemon behind what is not.
-        assert load(PAGES) == {"hbm": 0, "dram": 7, "nvme": PAGES - 7}
+        assert load(PAGES) == {"hbm": 0, "dram": 7, "nvme": PAGES - 7, "remote": 0}
         assert reader.pages_read == 14 + PAGES - 7
-        assert load(PAGES) == {"hbm": 0, "dram": PAGES, "nvme": 0}
+        assert load(PAGES) == {"hbm": 0, "dram": PAGES, "nvme": 0, "remote": 0}
         assert reader.pages_read == 14 + PAGES - 7
         assert reader.failures == {}
 

@@ -118,7 +118,7 @@ def test_pages_are_brought_to_the_device_whatever_its_stages_hold(
     assert (device.read(out) == ROWS).all()
     assert counters_of(client)["pages_loaded"] == PAGES
     # Not promoted: nothing went by DRAM.
-    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": PAGES}
+    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": PAGES, "remote": 0}
     assert not kvikio.open
 
 
@@ -349,11 +349,11 @@ def test_loads_go_by_the_path_that_is_found_to_be_the_fastest(
     out = blank(device)
     assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
     assert kvikio.opened > 0
-    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": PAGES}
+    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": PAGES, "remote": 0}
     assert (device.read(out) == ROWS).all()
     # The second time it comes into DRAM for the third.
     assert path.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
-    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": PAGES, "nvme": 0}
+    assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": PAGES, "nvme": 0, "remote": 0}
     assert len(choosing.asked) == 1
     path.close()
     eventually(lambda: not kvikio.open, "its files are closed")

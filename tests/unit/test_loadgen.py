@@ -303,7 +303,7 @@ class _FakeDaemon:
 
     def lookup(self, tokens: Any) -> Match:
         pages = len(tokens) // 512
-        return Match(pages, pages * 512, {"hbm": 0, "dram": pages, "nvme": 0})
+        return Match(pages, pages * 512, {"hbm": 0, "dram": pages, "nvme": 0, "remote": 0})
 
     def load(self, tokens: Any, out: Any, first: int, timeout_s: float) -> Loaded:
         return Loaded(self.fill(out))

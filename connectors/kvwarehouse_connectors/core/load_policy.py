@@ -22,9 +22,10 @@ import kvwarehouse as kvw
 _LOAD_OVERHEAD_S = 0.002
 # Of one read of a common disk, and of asking for it.
 _READ_LATENCY_S = 0.0005
-# Until a tier has been measured: a slow memory and a common disk.
+# Until a tier has been measured: a slow memory, a common disk, and a common object store.
 ASSUMED_DRAM_BYTES_PER_S = 4e9
 ASSUMED_NVME_BYTES_PER_S = 1e9
+ASSUMED_REMOTE_BYTES_PER_S = 2e8
 # A load may fall behind computing by this share of the whole. The promise is 5 %.
 SLACK = 0.03
 
@@ -61,11 +62,21 @@ class PrefillRate:
 
 @dataclass(frozen=True)
 class TierRates:
-    """What tiers deliver now. nvme_wait_s: until reads that are queued already are done."""
+    """What tiers deliver now. nvme_wait_s: until reads that are queued already are done;
+    remote_wait_s: until the first object of a load is there."""
 
     dram_bytes_per_s: float = ASSUMED_DRAM_BYTES_PER_S
     nvme_bytes_per_s: float = ASSUMED_NVME_BYTES_PER_S
     nvme_wait_s: float = 0.0
+    remote_bytes_per_s: float = ASSUMED_REMOTE_BYTES_PER_S
+    remote_wait_s: float = 0.0
+
+    def slow(self) -> tuple[tuple[kvw.Tier, float, float], ...]:
+        """The tiers that a load waits for, each with its rate and its wait."""
+        return (
+            (kvw.Tier.NVME, self.nvme_bytes_per_s, self.nvme_wait_s),
+            (kvw.Tier.REMOTE, self.remote_bytes_per_s, self.remote_wait_s),
+        )
 
 
 def worth_loading(
@@ -78,16 +89,18 @@ def worth_loading(
     pages = len(tiers)
     if not pages:
         return 0
-    from_nvme = tiers == kvw.Tier.NVME
-    costs_s = np.where(
-        from_nvme, page_bytes / rates.nvme_bytes_per_s, page_bytes / rates.dram_bytes_per_s
-    )
+    costs_s = np.full(pages, page_bytes / rates.dram_bytes_per_s)
+    for tier, bytes_per_s, _ in rates.slow():
+        costs_s[tiers == tier] = page_bytes / bytes_per_s
     saved_s = np.cumsum(page_compute_s - costs_s) - _LOAD_OVERHEAD_S
-    if from_nvme.any():
-        first = int(np.argmax(from_nvme))
-        saved_s[first:] -= rates.nvme_wait_s
-        arrives_s = rates.nvme_wait_s + page_bytes / rates.nvme_bytes_per_s + _READ_LATENCY_S
-        if arrives_s > Schedule.of(pages, page_compute_s).due_s(first):
+    schedule = Schedule.of(pages, page_compute_s)
+    for tier, bytes_per_s, wait_s in rates.slow():
+        from_tier = tiers == tier
+        if not from_tier.any():
+            continue
+        first = int(np.argmax(from_tier))
+        saved_s[first:] -= wait_s
+        if wait_s + page_bytes / bytes_per_s + _READ_LATENCY_S > schedule.due_s(first):
             saved_s[first:] = -np.inf  # it would be given up as late
     best = int(np.argmax(saved_s))
     return best + 1 if saved_s[best] > 0 else 0

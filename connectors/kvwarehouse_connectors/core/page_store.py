@@ -52,13 +52,13 @@ class PageStore:
         )
 
     def _reachable(self, tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Of each page, whether a load may expect it now: what is on NVMe only comes while the
-        daemon is alive."""
+        """Of each page, whether a load may expect it now: what is on NVMe or in the remote store only
+        comes while the daemon is alive."""
         return tiers != kvw.Tier.MISSING if self.alive else kvw.Tier.near(tiers)
 
     def _pin(self, space: kvw.Namespace, keys: Keys, timeout_s: float = 0.0) -> kvw.Pins | None:
-        """Of the first pages, as far as they are in DRAM, or come there from NVMe in time; None
-        where nothing can be pinned."""
+        """Of the first pages, as far as they are in DRAM, or come there in time; None where nothing
+        can be pinned."""
         nothing: kvw.Pins | None = None
         return self._connection.call_or(
             space, lambda opened: opened.pin(keys=keys.runs(), timeout_s=timeout_s), nothing

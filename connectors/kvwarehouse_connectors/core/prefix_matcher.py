@@ -21,6 +21,9 @@ from kvwarehouse_connectors.core.page_run import PageRun
 # Blocks asked for at first, and how fast that grows: a miss must not pay for a long prompt.
 _FIRST_ASK = 8
 _GROWTH = 8
+# Questions end where objects of the remote store may, which have a power of two of blocks and at most
+# so many tokens: blocks of one that is asked for in part are missing.
+_OBJECT_TOKENS = 256
 # Blocks of a group without a chain that are asked for at once, from the end.
 _BACK_ASK = 32
 
@@ -64,14 +67,22 @@ class PrefixHit:
     @property
     def dram_share(self) -> float:
         """Of the blocks to load."""
-        blocks = sum(len(group_hit.tiers) for group_hit in self.groups)
-        dram = sum(int(kvw.Tier.near(group_hit.tiers).sum()) for group_hit in self.groups)
-        return dram / blocks if blocks else 1.0
+        return self._share([kvw.Tier.DRAM, kvw.Tier.HBM], 1.0)
+
+    @property
+    def remote_share(self) -> float:
+        """Likewise: of those that only the remote store has, as far as is known."""
+        return self._share([kvw.Tier.REMOTE], 0.0)
 
     def release(self) -> None:
         for pins in self.pins:
             pins.release()
         self.pins = []
+
+    def _share(self, tiers: Sequence[kvw.Tier], of_nothing: float) -> float:
+        blocks = sum(len(group_hit.tiers) for group_hit in self.groups)
+        found = sum(int(np.isin(group_hit.tiers, tiers).sum()) for group_hit in self.groups)
+        return found / blocks if blocks else of_nothing
 
 
 class PrefixMatcher:
@@ -161,10 +172,11 @@ class PrefixMatcher:
         """As far as the chain from block `begin` on is stored, at most to end_tokens."""
         group = self._groups[place]
         end = end_tokens // group.block_tokens
+        whole = _most_blocks(group.block_tokens)
         found: list[NDArray[np.uint8]] = []
         at, ask = begin, _FIRST_ASK
         while at < end:
-            until = min(end, at + ask)
+            until = min(end, -(-(at + ask) // whole) * whole)
             run = page_run(place, group, keys, range(at, until), None)
             tiers = self._opened[place].tiers(keys=run.key_runs())
             there = int(np.argmin(tiers != 0)) if not tiers.all() else len(tiers)
@@ -202,6 +214,11 @@ class PrefixMatcher:
 
     def _whole(self, tokens: int) -> int:
         return tokens // self._align * self._align
+
+
+def _most_blocks(block_tokens: int) -> int:
+    """The largest power of two of blocks that an object may have."""
+    return 1 << max(1, _OBJECT_TOKENS // block_tokens).bit_length() - 1
 
 
 def load_runs(

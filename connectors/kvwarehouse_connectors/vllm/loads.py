@@ -112,7 +112,7 @@ class Loads:
         seconds = sum(result.seconds for result in results)
         # What was given up says most of NVMe: how slow it is.
         telling = loaded_bytes >= _TELLING_BYTES or (order.from_nvme and bad)
-        if telling and seconds > 0:
+        if telling and seconds > 0 and not order.from_remote:
             rate = max(loaded_bytes, 1) / seconds
             self._results.delivered(rate, from_nvme=order.from_nvme)
         self._results.count(loaded_blocks=loaded, missed_blocks=len(bad), loaded_bytes=loaded_bytes)

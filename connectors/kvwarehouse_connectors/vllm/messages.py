@@ -50,7 +50,10 @@ class LoadOrder:
     page_compute_s: float = 0.0
     """What computing a block of the first run would cost; 0: no schedule, only the timeout."""
     from_nvme: bool = False
-    """Whether a block was only there when it was found."""
+    """Whether a block was not in DRAM when it was found."""
+    from_remote: bool = False
+    """Whether one was only in the remote store: how fast the load is says nothing of the tiers
+    here."""
     refused: bool = False
     """Whether it went wrong before it began: it is reported as failed, and has no runs."""
 

@@ -223,6 +223,7 @@ class SchedulerSide:
                 runs,
                 self._load_policy.page_compute_s(hit),
                 from_nvme=hit.dram_share < 1,
+                from_remote=hit.remote_share > 0,
             )
         )
 
@@ -238,7 +239,9 @@ class SchedulerSide:
         dram = round(tokens * hit.dram_share)
         split = {compat.CacheHitSource.HOST: dram, compat.CacheHitSource.DISK: tokens - dram}
         self._stats.add("hit_tokens_dram", dram)
-        self._stats.add("hit_tokens_nvme", tokens - dram)
+        remote = min(tokens - dram, round(tokens * hit.remote_share))
+        self._stats.add("hit_tokens_nvme", tokens - dram - remote)
+        self._stats.add("hit_tokens_remote", remote)
         return {source: part for source, part in split.items() if part}
 
     def step_metadata(self, step: Any) -> StepMetadata:

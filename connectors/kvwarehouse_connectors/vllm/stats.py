@@ -14,6 +14,7 @@ from kvwarehouse_connectors.vllm.compat import KVConnectorPromMetrics, KVConnect
 COUNTERS = {
     "hit_tokens_dram": "Tokens of requests whose KV the warehouse promised from DRAM.",
     "hit_tokens_nvme": "Tokens of requests whose KV the warehouse promised from NVMe.",
+    "hit_tokens_remote": "Tokens of requests whose KV it promised from the remote store.",
     "failed_loads": "Requests of which a block did not come, and was computed.",
     "loaded_blocks": "Blocks loaded and verified, on every rank.",
     "missed_blocks": "Blocks that were promised and did not come, on every rank.",

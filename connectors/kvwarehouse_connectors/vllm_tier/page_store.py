@@ -103,7 +103,8 @@ class TierPages(PageStore):
         return outcome
 
     def fetch(self, job: Job) -> JobOutcome:
-        """Brings chunks from NVMe to DRAM, and holds them there in the job's pins."""
+        """Brings chunks from NVMe or the remote store to DRAM, and holds them there in the job's
+        pins."""
         outcome = JobOutcome(job, [])
         for batch in _by_group(job.chunks):
             rest: Sequence[TierChunk] = batch

@@ -142,14 +142,14 @@ class TierCore:
         if key in request.coming:
             in_time = time.monotonic() < request.coming[key]
             return LookupAnswer.COMING if in_time else LookupAnswer.MISS
-        if tier != kvw.Tier.NVME or key in request.fetched or not self._pages.alive:
+        if tier == kvw.Tier.MISSING or key in request.fetched or not self._pages.alive:
             return LookupAnswer.MISS
         request.coming[key] = self._load_until()
         request.to_fetch.append(chunk)
         return LookupAnswer.COMING
 
     def step_ends(self) -> None:
-        """Begins to fetch what the step's lookups found on NVMe."""
+        """Begins to fetch what the step's lookups found on NVMe or in the remote store."""
         self._take_fetched()
         for request_id, request in self._requests.items():
             if request.to_fetch:

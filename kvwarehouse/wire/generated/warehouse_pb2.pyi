@@ -52,16 +52,18 @@ class LookupRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("pages", "tokens", "dram_pages", "nvme_pages")
+    __slots__ = ("pages", "tokens", "dram_pages", "nvme_pages", "remote_pages")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAM_PAGES_FIELD_NUMBER: _ClassVar[int]
     NVME_PAGES_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_PAGES_FIELD_NUMBER: _ClassVar[int]
     pages: int
     tokens: int
     dram_pages: int
     nvme_pages: int
-    def __init__(self, pages: _Optional[int] = ..., tokens: _Optional[int] = ..., dram_pages: _Optional[int] = ..., nvme_pages: _Optional[int] = ...) -> None: ...
+    remote_pages: int
+    def __init__(self, pages: _Optional[int] = ..., tokens: _Optional[int] = ..., dram_pages: _Optional[int] = ..., nvme_pages: _Optional[int] = ..., remote_pages: _Optional[int] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
     __slots__ = ("header", "data", "since")

@@ -152,7 +152,7 @@ def test_pages_on_nvme_come_by_the_path_that_was_chosen(
         assert rig.way.load(ns, tokens, rooms, TIMEOUT_S) == PAGES
         assert np.array_equal(rig.rooms.pages(), before)
         assert kvikio.reads > 0
-        assert ns.lookup(tokens).by_tier == {"hbm": 0, "dram": 0, "nvme": PAGES}
+        assert ns.lookup(tokens).by_tier == {"hbm": 0, "dram": 0, "nvme": PAGES, "remote": 0}
         path.close()
     assert rig.staged.calls == []
     assert not rig.fallbacks

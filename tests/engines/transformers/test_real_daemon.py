@@ -39,7 +39,7 @@ def test_reuse_from_dram_equals_recompute_bit_for_bit(torch: Any, model: Any, pr
         assert prefiller.flush()
         reused = prefiller.prefill(prompt)
     assert reused.tokens_loaded == 128
-    assert reused.reuse.pages_by_tier == {"hbm": 0, "dram": 8, "nvme": 0}
+    assert reused.reuse.pages_by_tier == {"hbm": 0, "dram": 8, "nvme": 0, "remote": 0}
     assert same(torch, computed, reused)
 
 
@@ -65,8 +65,8 @@ def test_reuse_outlives_the_daemon_and_then_the_dram_tier(
             daemon.stop()
             daemon.drop_dram()
     assert [result.reuse.pages_by_tier for result in found] == [
-        {"hbm": 0, "dram": 8, "nvme": 0},
-        {"hbm": 0, "dram": 0, "nvme": 8},
+        {"hbm": 0, "dram": 8, "nvme": 0, "remote": 0},
+        {"hbm": 0, "dram": 0, "nvme": 8, "remote": 0},
     ]
     assert all(result.tokens_loaded == 128 for result in found)
     assert all(same(torch, computed, result) for result in found)

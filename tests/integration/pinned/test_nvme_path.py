@@ -74,11 +74,11 @@ def test_blocks_come_from_nvme_by_the_path_byte_for_byte(
     assert loaded(rig, run) == 4
     assert kvikio.reads > 0
     assert (rig.cache.pages()[run.blocks] == before[run.blocks]).all()
-    assert rig.opened.lookup(keys=run.keys).by_tier == {"hbm": 0, "dram": 0, "nvme": 4}
+    assert rig.opened.lookup(keys=run.keys).by_tier == {"hbm": 0, "dram": 0, "nvme": 4, "remote": 0}
     # Used again, they come into DRAM.
     assert loaded(rig, run) == 4
     assert (rig.cache.pages()[run.blocks] == before[run.blocks]).all()
-    assert rig.opened.lookup(keys=run.keys).by_tier == {"hbm": 0, "dram": 4, "nvme": 0}
+    assert rig.opened.lookup(keys=run.keys).by_tier == {"hbm": 0, "dram": 4, "nvme": 0, "remote": 0}
     assert (rig.buffer.loads, rig.fallbacks) == (0, 0)
 
 

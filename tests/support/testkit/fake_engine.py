@@ -273,7 +273,7 @@ class FakeClient:
     def close(self) -> None:
         self.closed = True
 
-    def lookup(self, id: bytes, tokens: Any, keys: Any) -> tuple[int, int, int]:
+    def lookup(self, id: bytes, tokens: Any, keys: Any) -> tuple[int, int, int, int]:
         ordinal, _, shards, _ = self._space(id)
         found = 0
         asked = self._keys(id, tokens, keys)
@@ -284,7 +284,7 @@ class FakeClient:
                 found += 1
         self._core.counts["hit"] += found
         self._core.counts["missed"] += len(asked) - found
-        return 0, found, 0
+        return 0, found, 0, 0
 
     def load(  # noqa: PLR0913  as the native one
         self, id: bytes, tokens: Any, keys: Any, first: int, regions: Any, shard: int, wait: float

@@ -127,22 +127,22 @@ class HbmSuite:
         self, device: Any, serving: Serving
     ) -> None:
         with stored(serving) as (client, ns), serving.connect() as host:
-            assert by_tier(ns) == {"hbm": 0, "dram": PAGES, "nvme": 0}
+            assert by_tier(ns) == {"hbm": 0, "dram": PAGES, "nvme": 0, "remote": 0}
             load_until_hbm(device, client, 1, 1)
             hits = core(client)["lookups"]["pages_hit_hbm"]
-            assert by_tier(ns) == {"hbm": PAGES, "dram": 0, "nvme": 0}
+            assert by_tier(ns) == {"hbm": PAGES, "dram": 0, "nvme": 0, "remote": 0}
             assert ns.tiers(prompt(1)).tolist() == [kvw.Tier.HBM] * PAGES
             assert core(client)["lookups"]["pages_hit_hbm"] == hits + 2 * PAGES
             # It loads into no device, and reads those pages in DRAM.
-            assert by_tier(host.open(SPACE)) == {"hbm": 0, "dram": PAGES, "nvme": 0}
+            assert by_tier(host.open(SPACE)) == {"hbm": 0, "dram": PAGES, "nvme": 0, "remote": 0}
             # Behind what is there, pages that are in DRAM alone.
             longer = [1] * (2 * PAGES * PAGE_TOKENS)
             assert ns.store(longer, noise(1, 2 * PAGES)).stored == PAGES
-            assert ns.lookup(longer).by_tier == {"hbm": PAGES, "dram": PAGES, "nvme": 0}
+            assert ns.lookup(longer).by_tier == {"hbm": PAGES, "dram": PAGES, "nvme": 0, "remote": 0}
             assert client.evict(SPACE, 100, "hbm") == PAGES
-            assert by_tier(ns) == {"hbm": 0, "dram": PAGES, "nvme": 0}
+            assert by_tier(ns) == {"hbm": 0, "dram": PAGES, "nvme": 0, "remote": 0}
             client.clear(SPACE)
-            assert by_tier(ns) == {"hbm": 0, "dram": 0, "nvme": 0}
+            assert by_tier(ns) == {"hbm": 0, "dram": 0, "nvme": 0, "remote": 0}
 
     def test_client_that_prepared_its_device_sees_hbm_before_its_first_load(
         self, device: Any, serving: Serving
@@ -151,7 +151,7 @@ class HbmSuite:
             load_until_hbm(device, client, 1, 1)
             there = device.array(np.zeros((1, PAGE_BYTES), np.uint8))
             kvw.gpu.prepare(there.__cuda_array_interface__["data"][0], other)
-            assert by_tier(other.open(SPACE)) == {"hbm": PAGES, "dram": 0, "nvme": 0}
+            assert by_tier(other.open(SPACE)) == {"hbm": PAGES, "dram": 0, "nvme": 0, "remote": 0}
 
     def test_pages_that_are_cleared_are_in_no_tier(self, device: Any, serving: Serving) -> None:
         with stored(serving) as (client, ns):
