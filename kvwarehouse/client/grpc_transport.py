@@ -80,9 +80,7 @@ class PageCalls:
         return Call(
             "Lookup",
             asked,
-            lambda found: request.match(
-                0, found.dram_pages, found.nvme_pages, found.remote_pages
-            ),
+            lambda found: request.match(0, found.dram_pages, found.nvme_pages, found.remote_pages),
         )
 
     def load(self, request: LoadRequest, filling: Filling) -> Call[pb.LoadResponse, Loaded | None]:

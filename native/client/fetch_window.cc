@@ -17,6 +17,9 @@ constexpr uint64_t kLeastPauseNs = 2 * kMillisecondNs;
 constexpr uint64_t kPauseShare = 4;
 // Where nothing has ended: its daemon may have died, which wakes nobody.
 constexpr uint64_t kQuietNs = 100 * kMillisecondNs;
+// Engines load in slices of their time, and come again for what one has not brought: a fetch may
+// take longer than a slice.
+constexpr uint64_t kLeastWithinNs = 1000 * kMillisecondNs;
 
 // none: it comes, or may be asked for again.
 Reason reason_of(FetchAnswer answer) {
@@ -119,8 +122,8 @@ Reason FetchWindow::ask_ahead(size_t page, size_t at, size_t end) {
   for (; taken < runs.size() && answers[taken] == FetchAnswer::reading; ++taken)
     note(begins[taken], remote_.end_of(begins[taken]));
   // Of what comes behind it only the run that is waited for decides.
-  asked_until_ = taken < runs.size() ? begins[taken]
-                                     : std::max(asked_until_, remote_.end_of(begins.back()));
+  asked_until_ =
+      taken < runs.size() ? begins[taken] : std::max(asked_until_, remote_.end_of(begins.back()));
   low_water_ = (asked_until_ - std::min(page, asked_until_)) / 2;
   return begins.front() == at ? reason_of(answers.front()) : Reason::none;
 }
@@ -136,7 +139,7 @@ FetchWindow::Asked FetchWindow::choose(size_t page, size_t at, size_t end) {
     auto run = remote_.run(at);
     if (!run || !call_.follows_stored(at)) break;
     const uint64_t now = now_ns();
-    run->within_ns = call_.deadline_ns > now ? call_.deadline_ns - now : 0;
+    run->within_ns = std::max(call_.deadline_ns, now + kLeastWithinNs) - now;
     asked.runs.push_back(*run);
     asked.begins.push_back(at);
     at = remote_.end_of(at);

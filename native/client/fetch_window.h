@@ -1,8 +1,10 @@
 // Bringing the pages of one load or pin that no tier here has from the remote store: runs ahead are
-// asked for together, in one message a window, and come into DRAM in any order. Belongs to one call.
+// asked for together, in one message a window, and come into DRAM in any order. Belongs to one
+// call.
 //
 // The daemon is asked again when half of a window is used up, and to hear what became of the run
-// that is waited for: after something has ended, ever more seldom, or where nothing did for a while.
+// that is waited for: after something has ended, ever more seldom, or where nothing did for a
+// while.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +44,12 @@ class FetchWindow {
 
   const ClientCall& call_;
   RemotePages remote_;
-  size_t window_;  // pages
-  size_t asked_until_ = 0;     // pages before it are here or on their way, as far as we were told
-  size_t low_water_ = 0;       // so many of them left: ask for more
-  size_t awaited_end_ = 0;     // of the run that the wait is for
+  size_t window_;           // pages
+  size_t asked_until_ = 0;  // pages before it are here or on their way, as far as we were told
+  size_t low_water_ = 0;    // so many of them left: ask for more
+  size_t awaited_end_ = 0;  // of the run that the wait is for
   uint64_t waits_since_ns_ = 0;
-  uint64_t asked_ns_ = 0, asked_tick_ = 0;  // when, and what `promoted` was before
+  uint64_t asked_ns_ = 0, asked_tick_ = 0;          // when, and what `promoted` was before
   std::vector<std::pair<size_t, size_t>> fetched_;  // pages, ascending
 };
 

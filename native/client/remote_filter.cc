@@ -21,7 +21,8 @@ constexpr uint64_t kMostNs = 500 * kMillisecondNs;
 std::shared_ptr<const PresenceReader> RemoteFilter::mapped() const {
   if (!has_tier_) return nullptr;
   const std::lock_guard lock(mutex_);
-  return mapped_ == nullptr ? nullptr : std::shared_ptr<const PresenceReader>(mapped_, &mapped_->reader);
+  return mapped_ == nullptr ? nullptr
+                            : std::shared_ptr<const PresenceReader>(mapped_, &mapped_->reader);
 }
 
 void RemoteFilter::renew(const Ask& ask, uint64_t deadline_ns) {

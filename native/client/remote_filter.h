@@ -1,4 +1,5 @@
-// A client's share of the remote tier: the presence filter, which the daemon hands out. Thread-safe.
+// A client's share of the remote tier: the presence filter, which the daemon hands out.
+// Thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -62,8 +62,7 @@ bool RemotePages::look() {
   pages_ = remote::object_pages(call_.shape());
   epoch_ = call_.view().control().namespaces[call_.row.ordinal].remote_epoch.load(
       std::memory_order_acquire);
-  if (filter_ != nullptr && pages_ != 0 && epoch_ != 0)
-    look_ = filter_->table().look(epoch_ - 1);
+  if (filter_ != nullptr && pages_ != 0 && epoch_ != 0) look_ = filter_->table().look(epoch_ - 1);
   return look_.has_value();
 }
 

@@ -51,6 +51,7 @@ def test_tiers_count_as_a_lookup(client: Client, ns: OpenNamespace, pages: Any) 
         "pages_hit_hbm": 0,
         "pages_hit_dram": 4,
         "pages_hit_nvme": 0,
+        "pages_hit_remote": 0,
         "pages_missed": 7,
     }
     assert ns.tiers(keys=KEYS, counted=False).tolist() == [1] * 3 + [0] * 7

@@ -123,7 +123,12 @@ def test_embedded_daemons_nvme_tier_is_kept_for_the_next(tmp_path: Path) -> None
     with kvw.embedded(dram="64MiB", nvme_dir=tmp_path, nvme_capacity="1GiB") as client:
         client.open(SPACE).store(range(12), pages)
     with kvw.embedded(dram="64MiB", nvme_dir=tmp_path, nvme_capacity="1GiB") as client:
-        assert client.open(SPACE).lookup(range(12)).by_tier == {"hbm": 0, "dram": 0, "nvme": 3, "remote": 0}
+        assert client.open(SPACE).lookup(range(12)).by_tier == {
+            "hbm": 0,
+            "dram": 0,
+            "nvme": 3,
+            "remote": 0,
+        }
         assert client.open(SPACE).load(range(12), out) == 3
     assert np.array_equal(out, pages)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from kvwarehouse_connectors.core.load_policy import (
     worth_loading,
 )
 
-DRAM, NVME = int(kvw.Tier.DRAM), int(kvw.Tier.NVME)
+DRAM, NVME, REMOTE = int(kvw.Tier.DRAM), int(kvw.Tier.NVME), int(kvw.Tier.REMOTE)
 MIB = 1 << 20
 OVERHEAD_S = 0.002
 
@@ -51,6 +53,16 @@ def test_load_ends_where_the_slow_tier_begins_when_that_is_slower_than_computing
 def test_slow_pages_in_between_are_loaded_when_the_fast_ones_behind_them_are_worth_it() -> None:
     where = tiers((DRAM, 10), (NVME, 1), (DRAM, 100))
     assert worth_loading(where, 10 * MIB, 0.005, rates()) == 111
+
+
+def test_remote_store_is_loaded_from_where_that_is_faster_than_computing() -> None:
+    where = tiers((DRAM, 10), (NVME, 10), (REMOTE, 20))
+    fast = TierRates(remote_bytes_per_s=1e9, remote_wait_s=0.1)
+    assert worth_loading(where, MIB, 0.1, fast) == 40
+    assert worth_loading(where, MIB, 0.1, replace(fast, remote_bytes_per_s=1e6)) == 20
+    # 40 pages of 0.1 s: the first remote one is due after 20 of them, and 3 % of all.
+    assert worth_loading(where, MIB, 0.1, replace(fast, remote_wait_s=2.2)) == 20
+    assert worth_loading(tiers((REMOTE, 20)), MIB, 0.1, fast) == 0
 
 
 def test_reads_that_are_queued_already_count_against_the_slow_tier_once() -> None:

@@ -43,11 +43,11 @@ def test_hits_of_all_tiers_and_misses_are_the_pages_asked() -> None:
     values = snapshot()
     lookups = values.core.lookups
     lookups.pages_hit_hbm, lookups.pages_hit_dram, lookups.pages_hit_nvme = 4, 5, 3
-    lookups.pages_missed = 2
+    lookups.pages_hit_remote, lookups.pages_missed = 1, 2
     found = samples(metrics.render(values))
     hits = sum(v for (name, _), v in found.items() if name == "kvwarehouse_lookup_hit_pages_total")
-    assert hits == 12
-    assert hits + found[("kvwarehouse_lookup_missed_pages_total", ())] == 14
+    assert hits == 13
+    assert hits + found[("kvwarehouse_lookup_missed_pages_total", ())] == 15
 
 
 def test_reason_outside_the_closed_set_counts_as_other() -> None:

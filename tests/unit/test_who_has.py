@@ -56,3 +56,11 @@ def test_best_of_many_namespaces_are_told() -> None:
     request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(4 * parts.spaces), None))
     told = [each.pages for each in WhoHas(parts, parts, parts).answer(request).holdings]
     assert told == list(range(parts.spaces - 1, parts.spaces - 1 - MAX_HOLDINGS, -1))
+
+
+def test_what_only_the_remote_store_has_is_told_as_nobodys() -> None:
+    parts: Any = Parts()
+    parts.tiers = lambda whole: np.array([Tier.NVME, Tier.REMOTE, Tier.REMOTE], np.uint8)
+    request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(12), None))
+    answer = WhoHas(parts, parts, parts).answer(request)
+    assert [(each.pages, each.nvme_pages) for each in answer.holdings] == [(1, 1), (1, 1)]

@@ -52,8 +52,8 @@ class PageStore:
         )
 
     def _reachable(self, tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Of each page, whether a load may expect it now: what is on NVMe or in the remote store only
-        comes while the daemon is alive."""
+        """Of each page, whether a load may expect it now: what is on NVMe or in the remote store
+        only comes while the daemon is alive."""
         return tiers != kvw.Tier.MISSING if self.alive else kvw.Tier.near(tiers)
 
     def _pin(self, space: kvw.Namespace, keys: Keys, timeout_s: float = 0.0) -> kvw.Pins | None:

@@ -21,8 +21,8 @@ from kvwarehouse_connectors.core.page_run import PageRun
 # Blocks asked for at first, and how fast that grows: a miss must not pay for a long prompt.
 _FIRST_ASK = 8
 _GROWTH = 8
-# Questions end where objects of the remote store may, which have a power of two of blocks and at most
-# so many tokens: blocks of one that is asked for in part are missing.
+# Questions end where objects of the remote store may, which have a power of two of blocks and at
+# most so many tokens: blocks of one that is asked for in part are missing.
 _OBJECT_TOKENS = 256
 # Blocks of a group without a chain that are asked for at once, from the end.
 _BACK_ASK = 32

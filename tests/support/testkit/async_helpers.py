@@ -69,7 +69,12 @@ async def only_on_nvme(client: kvw.aio.Client, ns: kvw.aio.OpenNamespace, number
     await ns.store(prompt(number), pages_of(number))
     assert (await client.flush(WAIT_S)).pending == 0
     await client.evict(SPACE, 100_000)
-    assert (await ns.lookup(prompt(number))).by_tier == {"hbm": 0, "dram": 0, "nvme": 4, "remote": 0}
+    assert (await ns.lookup(prompt(number))).by_tier == {
+        "hbm": 0,
+        "dram": 0,
+        "nvme": 4,
+        "remote": 0,
+    }
 
 
 async def settled(client: kvw.aio.Client) -> None:

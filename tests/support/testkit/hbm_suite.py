@@ -138,7 +138,12 @@ class HbmSuite:
             # Behind what is there, pages that are in DRAM alone.
             longer = [1] * (2 * PAGES * PAGE_TOKENS)
             assert ns.store(longer, noise(1, 2 * PAGES)).stored == PAGES
-            assert ns.lookup(longer).by_tier == {"hbm": PAGES, "dram": PAGES, "nvme": 0, "remote": 0}
+            assert ns.lookup(longer).by_tier == {
+                "hbm": PAGES,
+                "dram": PAGES,
+                "nvme": 0,
+                "remote": 0,
+            }
             assert client.evict(SPACE, 100, "hbm") == PAGES
             assert by_tier(ns) == {"hbm": 0, "dram": PAGES, "nvme": 0, "remote": 0}
             client.clear(SPACE)
