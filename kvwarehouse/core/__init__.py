@@ -30,6 +30,7 @@ DeviceGather = _native.DeviceGather
 DeviceStage = _native.DeviceStage
 Extents = _native.Extents
 Feed = _native.Feed
+FilledRun = _native.FilledRun
 GatherPlan = _native.GatherPlan
 NativeClient = _native.NativeClient
 PackedRun = _native.PackedRun
@@ -77,6 +78,7 @@ __all__ = [
     "DeviceStage",
     "Extents",
     "Feed",
+    "FilledRun",
     "GatherPlan",
     "NativeClient",
     "PackedRun",

@@ -373,6 +373,12 @@ class NativeClient:
         that cannot be held; reads their records' headers, and blocks for them."""
     def pack_run(self, run: RunToPut, fleet: bytes) -> PackedRun:
         """An object of the run: its pages, which must be in DRAM, pinned, verified and copied."""
+    def fill_run(
+        self, run: RunToGet, body: bytes | memoryview, fleet: bytes, within_s: float
+    ) -> FilledRun:
+        """Stores the pages of an object that are good, of which `body` has the records from
+        run.from_page on. Waits for room, and for pages that others are storing, within_s at
+        most."""
     def control(self) -> dict[str, Any]:
         """The control page: warehouse, incarnation, heartbeat, rates, queues."""
     def counters(self) -> dict[str, int]:
@@ -589,6 +595,18 @@ class RemoteGetLink:
         how many of those that were wanted are stored now."""
     def close(self) -> None:
         """Whoever waits in next() is told that it is closed. Idempotent."""
+
+class FilledRun:
+    """What became of an object's pages: native/client/fill_run.h."""
+
+    @property
+    def end(self) -> str: ...  # of GET_ENDS
+    @property
+    def pages(self) -> int: ...  # from the first wanted one on, that are stored now
+    @property
+    def fault(self) -> str: ...  # what was wrong; "parent_missing": nothing was begun
+    @property
+    def parent(self) -> bytes: ...  # then: the page that has to be stored before them
 
 class PackedRun:
     """An object, as a buffer of its bytes where `reason` is "". Else "not_in_dram", "damaged",

@@ -178,6 +178,16 @@ std::unique_ptr<Extents> hold(Client& client, const nb::bytes& id, nb::handle to
   });
 }
 
+using Body = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+FilledRun fill_run(Client& client, const remote::RunToGet& run, const Body& body,
+                   const nb::bytes& fleet, double within_s) {
+  const std::span bytes(reinterpret_cast<const std::byte*>(body.data()), body.size());
+  const Key own = key_from(fleet);
+  const WithoutGil release;
+  return client.fill_run(run, bytes, own, to_ns(within_s));
+}
+
 nb::dict control_of(Client& client) {
   const auto view = client.view();
   const ControlPage& page = view->control();
@@ -302,6 +312,7 @@ void bind_client(nb::module_& m) {
             return client.pack_run(run, own);
           },
           arg("run"), arg("fleet"))
+      .def("fill_run", &fill_run, arg("run"), arg("body"), arg("fleet"), arg("within_s"))
       .def("control", &control_of)
       .def("counters", &counters_of);
 }

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "bindings/bindings.h"
+#include "client/fill_run.h"
 #include "client/pack_run.h"
 #include "presence/presence_file.h"
 #include "remote/get_link.h"
@@ -277,6 +278,12 @@ void bind_remote(nb::module_& m) {
   bind_gets(m);
   nb::class_<PackedRun>(m, "PackedRun", nb::type_slots(packed_slots))
       .def_ro("reason", &PackedRun::reason);
+  nb::class_<FilledRun>(m, "FilledRun")
+      .def_prop_ro("end",
+                   [](const FilledRun& filled) { return std::string(get_end_name(filled.end)); })
+      .def_ro("pages", &FilledRun::pages)
+      .def_ro("fault", &FilledRun::fault)
+      .def_prop_ro("parent", [](const FilledRun& filled) { return bytes_of(filled.parent); });
 }
 
 }  // namespace kvw::bindings

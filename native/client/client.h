@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "client/daemon_link.h"
+#include "client/fill_run.h"
 #include "client/gpus.h"
 #include "client/pack_run.h"
 #include "client/pins.h"
@@ -121,6 +122,12 @@ class Client {
   // and what was sealed. A page that is not is reported to the daemon. Throws Error transport
   // "forked", usage "closed".
   PackedRun pack_run(const remote::RunToPut& run, const Key& fleet);
+  // The other way: stores what is good of an object's records from page run.from on, `body`. Waits
+  // for room, and for pages that others are storing, within that time. Nothing that was reserved
+  // for it is left, but where the daemon does not answer: then it is settled before the next round
+  // trip. Throws Error transport "forked", usage "closed", "since_unknown", storage "memory_lost".
+  FilledRun fill_run(const remote::RunToGet& run, std::span<const std::byte> body, const Key& fleet,
+                     uint64_t within_ns);
   // Where the segments are that hold() reads, as a path for any process of this user, until the
   // client is closed or finds another daemon. Empty: there is none then, the daemon has none, or it
   // does not answer.

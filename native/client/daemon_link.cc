@@ -239,8 +239,8 @@ Connection::Reply DaemonLink::ask(Writer& message, MessageType expected, uint64_
 }
 
 Connection::Reply DaemonLink::exchange(const Attachment& from, Writer& message,
-                                       std::span<const Seal> seals, size_t reserves, uint32_t shard,
-                                       uint64_t deadline_ns) {
+                                       std::span<const Seal> seals,
+                                       std::span<const uint32_t> shards, uint64_t deadline_ns) {
   std::vector<SlotRef> sealed;
   for (const Seal& seal : seals) sealed.push_back({seal.generation, seal.slot, seal.shard});
   try {
@@ -253,13 +253,13 @@ Connection::Reply DaemonLink::exchange(const Attachment& from, Writer& message,
     Connection::Reply reply = connection_.ask(message, MessageType::exchanged, deadline_ns);
     Reader body = reply.body();
     body.take_array<SealAnswer>(seals.size());
-    const auto* answers = body.take_array<ReserveAnswer>(reserves);
-    if (!body.ok() || reply.head().first != seals.size() || reply.head().second != reserves) {
+    const auto* answers = body.take_array<ReserveAnswer>(shards.size());
+    if (!body.ok() || reply.head().first != seals.size() || reply.head().second != shards.size()) {
       connection_.close();
       throw Error(ErrorKind::transport, "daemon_gone", "the daemon's answer is malformed");
     }
     unsettled_.ended(sealed);
-    unsettled_.granted({answers, reserves}, shard);
+    unsettled_.granted({answers, shards.size()}, shards);
     return reply;
   } catch (...) {
     give_up(sealed);  // and what it may have granted

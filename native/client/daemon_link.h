@@ -63,10 +63,12 @@ struct Attachment {
 // granted to the session, a lost or late reply granted, and nobody will seal it. Thread-safe.
 class Unsettled {
  public:
-  void granted(std::span<const ReserveAnswer> answers, uint32_t shard) {
+  // `shards`: of each answer.
+  void granted(std::span<const ReserveAnswer> answers, std::span<const uint32_t> shards) {
     const std::lock_guard lock(mutex_);
-    for (const ReserveAnswer& each : answers)
-      if (each.answer == Answer::granted) writing_.insert({each.slot, shard, each.generation});
+    for (size_t i = 0; i < answers.size(); ++i)
+      if (answers[i].answer == Answer::granted)
+        writing_.insert({answers[i].slot, shards[i], answers[i].generation});
   }
   // Sealed, or given up.
   void ended(std::span<const SlotRef> refs) {
@@ -121,11 +123,12 @@ class DaemonLink {
   void renew_remote(uint64_t deadline_ns);
 
   Connection::Reply ask(Writer& message, MessageType expected, uint64_t deadline_ns);
-  // One exchange of a store that works with `from`. What is granted counts as being written, and
-  // what was sealed does not any more, before another thread can say hello again and settle either.
-  // Throws Error transport "daemon_replaced" when `from` is not what is attached now.
+  // One exchange of a store that works with `from`; `shards`: of each page that it reserves. What
+  // is granted counts as being written, and what was sealed does not any more, before another
+  // thread can say hello again and settle either. Throws Error transport "daemon_replaced" when
+  // `from` is not what is attached now.
   Connection::Reply exchange(const Attachment& from, Writer& message, std::span<const Seal> seals,
-                             size_t reserves, uint32_t shard, uint64_t deadline_ns);
+                             std::span<const uint32_t> shards, uint64_t deadline_ns);
   // Granted and never to be sealed; settled before the next round trip.
   void give_up(std::span<const SlotRef> refs);
   // Does not wait for what the daemon makes of it. Nothing where it cannot be sent.

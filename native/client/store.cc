@@ -104,7 +104,8 @@ class StoreCall {
                        since_ ? kExchangeSince : 0);
     Connection::Reply reply;
     try {
-      reply = call_.link.exchange(*call_.daemon, message, seals, asked.size(), shard_,
+      const std::vector<uint32_t> shards(asked.size(), shard_);
+      reply = call_.link.exchange(*call_.daemon, message, seals, shards,
                                   std::max(call_.deadline_ns, now_ns() + kSealGraceNs));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::transport || report_.stored + report_.already == 0) throw;

@@ -49,9 +49,9 @@ foreach(source ${KVW_TESTS})
 endforeach()
 
 # Copies of the files that have sequence points, with them; they come before the core's own.
-set(KVW_HOOKED client/device_load.cc client/load.cc client/pack_run.cc client/page_writer.cc
-               client/pins.cc client/store.cc client/view.cc slots/pool.cc warehouse/removal.cc
-               warehouse/reservations.cc warehouse/slabs.cc)
+set(KVW_HOOKED client/device_load.cc client/fill_run.cc client/load.cc client/pack_run.cc
+               client/page_writer.cc client/pins.cc client/store.cc client/view.cc slots/pool.cc
+               warehouse/removal.cc warehouse/reservations.cc warehouse/slabs.cc)
 list(TRANSFORM KVW_HOOKED PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/")
 add_library(kvw_hooked OBJECT EXCLUDE_FROM_ALL ${KVW_HOOKED})
 target_link_libraries(kvw_hooked PUBLIC kvw_core)

@@ -53,20 +53,6 @@ ObjectFault judge(const ObjectSpec& spec, uint32_t page, const PageFacts& facts,
   return ObjectFault::none;
 }
 
-bool copy_shards(const PageFacts& facts, const std::byte* from, std::byte* to) {
-  const uint64_t stride = round_up(facts.shard_bytes, kBlockBytes);
-  bool same = true;
-  for (uint32_t shard = 0; shard < facts.shards; ++shard) {
-    // Only read from: a piece serves both directions.
-    const Piece piece{const_cast<std::byte*>(from) + shard * stride, facts.shard_bytes};
-    std::byte* part = to + shard * stride;
-    const uint64_t digest = gather_digest(part, {&piece, 1}, facts.key, shard);
-    std::memset(part + facts.shard_bytes, 0, stride - facts.shard_bytes);
-    same = same && digest == facts.digests[shard];
-  }
-  return same;
-}
-
 }  // namespace
 
 const char* fault_name(ObjectFault fault) {
@@ -102,7 +88,7 @@ ObjectPacked pack_object(const ObjectSpec& spec, std::span<const ObjectPage> pag
     const auto header = record.first(record.size() - facts.payload_bytes());
     std::memset(header.data(), 0, header.size());
     nvme::encode_record_header(spec.fleet, place_of(spec, page), facts, header);
-    if (!copy_shards(facts, pages[page].payload, record.data() + header.size()))
+    if (!copy_payload(pages[page], record.data() + header.size()))
       return {ObjectFault::digest, page};
   }
   const bool named = pages.back().facts.key == spec.key;
@@ -139,7 +125,21 @@ ObjectRead read_object(const ObjectSpec& spec, uint32_t from, std::span<const st
 }
 
 bool copy_payload(const ObjectPage& page, std::byte* to) {
-  return copy_shards(page.facts, page.payload, to);
+  bool same = true;
+  for (uint32_t shard = 0; shard < page.facts.shards; ++shard)
+    same = copy_shard(page, shard, to) && same;
+  return same;
+}
+
+bool copy_shard(const ObjectPage& page, uint32_t shard, std::byte* to) {
+  const PageFacts& facts = page.facts;
+  const uint64_t stride = round_up(facts.shard_bytes, kBlockBytes);
+  // Only read from: a piece serves both directions.
+  const Piece piece{const_cast<std::byte*>(page.payload) + shard * stride, facts.shard_bytes};
+  std::byte* part = to + shard * stride;
+  const uint64_t digest = gather_digest(part, {&piece, 1}, facts.key, shard);
+  std::memset(part + facts.shard_bytes, 0, stride - facts.shard_bytes);
+  return digest == facts.digests[shard];
 }
 
 }  // namespace kvw::remote

@@ -110,5 +110,7 @@ ObjectRead read_object(const ObjectSpec& spec, uint32_t from, std::span<const st
 // Copies a page's payload to `to`, 4 KiB aligned with room for it, padding as zeros. False: not
 // what was sealed.
 bool copy_payload(const ObjectPage& page, std::byte* to);
+// The same of one of its shards, to its place in `to`.
+bool copy_shard(const ObjectPage& page, uint32_t shard, std::byte* to);
 
 }  // namespace kvw::remote

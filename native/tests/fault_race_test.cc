@@ -549,5 +549,64 @@ TEST(run_whose_pages_leave_while_it_is_packed_makes_a_whole_object_or_none) {
   }
 }
 
+// The other way: an object's pages, while their namespace is cleared or their daemon replaced.
+// Nothing of before the clear is there afterwards, and nothing that was reserved stays.
+TEST(run_that_is_cleared_or_loses_its_daemon_while_it_is_filled_stores_nothing) {
+  NamespaceShape shape = shape_of(kShard, 2);
+  shape.page_tokens = 64;
+  const uint32_t pages = remote::object_pages(shape);
+  const Chain chain(shape, 1, pages);
+  remote::RunToPut put;
+  put.namespace_id = shape.id;
+  put.key = chain.pages.back().key;
+  put.pages = pages;
+  Daemon source(shape);
+  source.start();
+  Client packer(source.client_options());
+  chain.store_all(packer);
+  const PackedRun packed = packer.pack_run(put, kWarehouse);
+  CHECK_EQ(packed.reason, "");
+  for (const char* place : {"fill: granted", "fill: copied"})
+    for (const bool clears : {true, false}) {
+      Daemon daemon(shape);
+      daemon.start();
+      Client client(daemon.client_options());
+      remote::RunToGet get;
+      get.namespace_id = shape.id;
+      get.key = put.key;
+      get.pages = pages;
+      const auto fill = [&] {
+        const uint64_t patience_ns = uint64_t{kPatienceMs} * kMillisecondNs;
+        return client.fill_run(get, packed.object.span(), kWarehouse, patience_ns);
+      };
+      {
+        const At at(place, [&] {
+          if (!clears) {
+            daemon.stop();
+            daemon.start();
+            return;
+          }
+          daemon.call([](Warehouse& warehouse) {
+            warehouse.clear(0, 5);
+            return 0;
+          });
+        });
+        const FilledRun filled = fill();
+        CHECK(at.reached());
+        CHECK(filled.end == (clears ? remote::GetEnd::cleared : remote::GetEnd::no_room));
+        CHECK_EQ(filled.fault, clears ? "cleared" : "unreachable");
+        CHECK_EQ(filled.pages, 0);
+      }
+      CHECK_EQ(chain.found(client), 0);
+      const WarehouseStatus status = daemon.status();
+      CHECK_EQ(status.reserved_slots + status.limbo_slots, 0);
+      if (clears) CHECK(fill().end == remote::GetEnd::cleared);
+      get.clear_epoch = clears ? 5 : 0;
+      CHECK(fill().end == remote::GetEnd::filled);
+      for (uint32_t shard = 0; shard < shape.shards; ++shard)
+        CHECK_EQ(chain.load(client, shard), pages);
+    }
+}
+
 }  // namespace
 }  // namespace kvw

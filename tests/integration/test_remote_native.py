@@ -1,15 +1,17 @@
 """What a worker of the remote tier does with the native core: pages of a served arena become
 objects that a reader of the store accepts, from the run that the daemon offers to its place in the
-filter."""
+filter, and objects become pages of another host."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +70,13 @@ class Tier:
     def key(self, page: int) -> bytes:
         return bytes(chain_keys(SECRET, SPACE, self.tokens, TOKENS)[page])
 
+    def loaded(self, client: NativeClient, shard: int) -> NDArray[np.uint8]:
+        """All pages."""
+        rows = np.zeros((2 * RUN, SHARD_BYTES), np.uint8)
+        regions = Regions.pages(rows, True)
+        assert client.load(SPACE, self.tokens, None, 0, regions, shard, LONG_S) == (2 * RUN, {})
+        return rows
+
     def pack(self, run: RunToPut) -> PackedRun:
         return self.client.pack_run(run, FLEET)
 
@@ -83,8 +92,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tier")  # a short name: a socket's path is bounded
 
 
-@pytest.fixture
-def tier(folder: Path) -> Iterator[Tier]:
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[tuple[Core, NativeClient]]:
     options = CoreOptions()
     options.socket_path = str(folder / "kvw.sock")
     options.arena_dir = str(folder / "arena")
@@ -98,14 +107,19 @@ def tier(folder: Path) -> Iterator[Tier]:
     assert core.set_remote_epoch(SPACE, 0, 0)
     core.start()
     try:
+        yield core, NativeClient(options.socket_path, True, LONG_S)
+    finally:
+        core.stop()
+
+
+@pytest.fixture
+def tier(folder: Path) -> Iterator[Tier]:
+    with running(folder) as (core, client):
         filter_ = PresenceFile(str(folder / "arena" / "presence"), FLEET, 1000, 7, TODAY)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         core.attach_remote(theirs.detach())
-        client = NativeClient(options.socket_path, True, LONG_S)
         tokens = np.random.default_rng(1).integers(0, 50000, TOKENS * 2 * RUN, dtype=np.uint32)
         yield Tier(core, client, filter_, RemoteLink(ours.detach()), tokens)
-    finally:
-        core.stop()
 
 
 def test_run_that_is_stored_becomes_an_object_that_a_reader_accepts(tier: Tier) -> None:
@@ -321,3 +335,37 @@ def test_core_that_reads_nothing_takes_a_link_for_gets_and_serves_nothing(tier: 
         "under_way_bytes": 0,
         "ends": dict.fromkeys(GET_ENDS, 0),
     }
+
+
+def wanted(run: RunToPut, **changes: object) -> RunToGet:
+    fields: dict[str, Any] = {
+        "namespace_id": run.namespace_id, "key": run.key, "epoch": run.epoch, "clear_epoch": 0,
+        "record_bytes": run.record_bytes, "within_s": LONG_S,
+        "first_position": run.first_position, "pages": run.pages, "from_page": 0, "day": TODAY,
+        "engine_keys": False,
+    }  # fmt: skip
+    return RunToGet(**{**fields, **changes})
+
+
+def test_objects_of_one_host_become_pages_of_another(
+    tier: Tier, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tier.link.ready(2)
+    tier.store(2 * RUN)
+    runs = [tier.next(), tier.next()]
+    objects = [memoryview(tier.pack(run)) for run in runs]
+    with running(tmp_path_factory.mktemp("other")) as (_, other):
+        early = other.fill_run(wanted(runs[1]), objects[1], FLEET, LONG_S)
+        assert (early.end, early.pages, early.fault) == ("no_room", 0, "parent_missing")
+        assert early.parent == runs[0].key
+        damaged = bytearray(objects[0])
+        damaged[-5000] ^= 1  # of the last page's last shard
+        half = other.fill_run(wanted(runs[0]), memoryview(damaged), FLEET, LONG_S)
+        assert (half.end, half.pages, half.fault) == ("damaged", RUN - 1, "digest")
+        rest = wanted(runs[0], from_page=RUN - 1)
+        filled = other.fill_run(rest, objects[0][rest.begin : rest.end], FLEET, LONG_S)
+        assert (filled.end, filled.pages, filled.fault) == ("filled", 1, "")
+        assert other.fill_run(wanted(runs[1]), objects[1], FLEET, LONG_S).end == "filled"
+        assert sum(other.lookup(SPACE, tier.tokens, None)) == 2 * RUN
+        for shard in range(SHAPE[1]):
+            assert (tier.loaded(tier.client, shard) == tier.loaded(other, shard)).all()
