@@ -60,6 +60,12 @@ class RemoteFile:
         "Puts at the same time; each holds one object in memory, 16 MiB and seldom more.",
         "two keep a network busy while one is packed",
     )
+    gets: int = setting(
+        8,
+        settings.count(1, 64),
+        "Gets at the same time; together they hold 128 MiB in memory at most.",
+        "eight at a time hide what each waits for, on networks of up to 100 Gbit/s",
+    )
     write_bytes_per_s: int = setting(
         0,
         settings.size,

@@ -68,7 +68,7 @@ class RemoteProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(os.environ),
-            pass_fds=(settings.link_fd,),
+            pass_fds=settings.links,
             process_group=0,  # a terminal's Ctrl-C is for the daemon
         )
         assert self._process.stdin is not None

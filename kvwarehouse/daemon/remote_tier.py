@@ -8,10 +8,12 @@ off until it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from kvwarehouse.config import Config
@@ -177,23 +179,36 @@ class RemoteTier:
         }
 
     def _started(self) -> RemoteProcess:
-        ours, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         number = self._starts + 1
         with self._lock:
             self._listens_to = number
-        with workers:
-            self._core.attach_remote(ours.detach())
-            settings = self._settings(workers.fileno())
+        with contextlib.ExitStack() as workers:
+            put_link_fd = self._linked(self._core.attach_remote, workers)
+            get_link_fd = self._linked(self._core.attach_remote_gets, workers) if self._reads else 0
+            settings = self._settings(put_link_fd, get_link_fd)
             self._process = RemoteProcess(settings, lambda said: self._hear(number, said))
         with self._lock:
             self._starts = number
             self._off = ""
         return self._process
 
-    def _settings(self, link_fd: int) -> WorkerSettings:
+    @property
+    def _reads(self) -> bool:
+        return self._config.remote_read == "on"
+
+    def _linked(self, attach: Callable[[int], None], workers: contextlib.ExitStack) -> int:
+        """A worker's end of a link, open until that one has inherited it. The core has the other
+        end."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        workers.enter_context(its)
+        attach(ours.detach())
+        return its.fileno()
+
+    def _settings(self, link_fd: int, get_link_fd: int) -> WorkerSettings:
         config, details = self._config, self._config.remote_file
         return WorkerSettings(
             link_fd=link_fd,
+            get_link_fd=get_link_fd,
             socket=config.socket,
             presence_path=os.path.join(config.arena_dir, "presence"),
             fleet_id=self._fleet_id,
@@ -206,6 +221,8 @@ class RemoteTier:
             get_deadline_s=details.get_deadline_s,
             put_deadline_s=details.put_deadline_s,
             puts=details.puts,
+            gets=details.gets,
+            read=self._reads,
             write_bytes_per_s=details.write_bytes_per_s,
             write=config.remote_write,
             capacity_bytes=config.remote_capacity_bytes,

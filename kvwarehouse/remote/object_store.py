@@ -122,11 +122,17 @@ class ObjectStore:
         """Of a call that was made, whatever came of others since. Never raised: what is raised
         holds its frames, and with them what was put."""
 
-    def get(self, name: str, begin: int, end: int) -> memoryview | None:
-        """Bytes `begin` to `end` of an object: fewer where it is shorter. None: there is none."""
+    def get(
+        self, name: str, begin: int, end: int, first_byte: Callable[[], None] = lambda: None
+    ) -> memoryview | None:
+        """Bytes `begin` to `end` of an object: fewer where it is shorter. None: there is none.
+        `first_byte`: called when they begin to come."""
         try:
             with self._call("get", self._settings.get_s):
-                return memoryview(self._obstore.get_range(self._reads, name, start=begin, end=end))
+                wanted = {"range": (begin, end)}
+                coming = self._obstore.get(self._reads, name, options=wanted)
+                first_byte()
+                return memoryview(coming.bytes())
         except FileNotFoundError:
             return None
         except _ShorterError:

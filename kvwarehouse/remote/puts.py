@@ -19,7 +19,7 @@ from kvwarehouse.errors import TransportError
 from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore
-from kvwarehouse.remote.put_gate import PutGate
+from kvwarehouse.remote.store_gate import StoreGate
 
 if TYPE_CHECKING:
     from kvwarehouse.core import RunToPut
@@ -74,7 +74,7 @@ class Puts:
     """`pack` makes the object of a run: a buffer with a `reason`, "" where it is whole."""
 
     def __init__(
-        self, to: Destination, pack: Callable[[RunToPut], Any], gate: PutGate, rate: RateLimit
+        self, to: Destination, pack: Callable[[RunToPut], Any], gate: StoreGate, rate: RateLimit
     ) -> None:
         self._to, self._pack, self._gate, self._rate = to, pack, gate, rate
         self._turns = threading.Lock()  # of the rate

@@ -71,7 +71,9 @@ class WorkerSettings(_Line):
     """What a worker is told once, at its start. An empty text is one that was not set."""
 
     link_fd: int
-    """The worker's end of the link, a descriptor that it inherits."""
+    """The worker's end of the link for puts, a descriptor that it inherits."""
+    get_link_fd: int
+    """That of the link for gets; 0 without `read`."""
     socket: str
     """Where the daemon listens."""
     presence_path: str
@@ -88,6 +90,10 @@ class WorkerSettings(_Line):
     put_deadline_s: float
     puts: int
     """Threads that put."""
+    gets: int
+    """Threads that get."""
+    read: bool
+    """Whether loads come from the store."""
     write_bytes_per_s: int
     """0: no bound."""
     write: str
@@ -103,6 +109,11 @@ class WorkerSettings(_Line):
         if len(fleet) != 32 or any(digit not in "0123456789abcdef" for digit in fleet):
             raise _bad("has a fleet_id that is not 32 hex digits")
         _one_of("write", self.write, WRITES)
+
+    @property
+    def links(self) -> tuple[int, ...]:
+        """The descriptors that the worker inherits."""
+        return (self.link_fd, self.get_link_fd) if self.read else (self.link_fd,)
 
 
 @dataclass(frozen=True)
@@ -217,8 +228,8 @@ def _decoded(line: bytes) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    if kind is str:
-        good = isinstance(value, str)
+    if kind is str or kind is bool:
+        good = isinstance(value, kind)
     elif kind is float:
         good = _is_number(value, int | float) and math.isfinite(value)
     elif kind is int:

@@ -1,5 +1,5 @@
-"""This host as a member of its fleet, in the store: opens it, goes its rounds there, puts runs, and
-says how all of that is.
+"""This host as a member of its fleet, in the store: opens it, goes its rounds there, puts and gets
+runs, and says how all of that is.
 
 One thread calls `open` and `round`, which wait for the store; any thread calls the rest.
 """
@@ -17,15 +17,16 @@ from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.remote import store_state
 from kvwarehouse.remote.fleet_store import FleetStore
+from kvwarehouse.remote.gets import Fill, GetEnded, Gets
 from kvwarehouse.remote.late_presence import LatePresence
 from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
-from kvwarehouse.remote.put_gate import PutGate
 from kvwarehouse.remote.puts import Destination, Puts
 from kvwarehouse.remote.report import WorkerReport, WorkerSettings
+from kvwarehouse.remote.store_gate import StoreGate
 
 if TYPE_CHECKING:
-    from kvwarehouse.core import PresenceFile, RunToPut
+    from kvwarehouse.core import PresenceFile, RunToGet, RunToPut
 
 _FIRST_RETRY_S: Final = 1.0
 _LAST_RETRY_S: Final = 30.0
@@ -46,21 +47,34 @@ class _Opened:
     store: ObjectStore
     fleet: FleetStore
     puts: Puts
+    gets: Gets
+
+
+@dataclass(frozen=True)
+class ReadingState:
+    """Whether lookups may count on the store, and how fast it was lately; 0: not known."""
+
+    serving: bool
+    bytes_per_s: int = 0
+    first_byte_s: float = 0.0
 
 
 class StoreMember:
-    """`pack`: makes the object of a run. `clock`: monotonic seconds."""
+    """`pack`: makes the object of a run; `fill`: stores one's pages here. `clock`: monotonic
+    seconds."""
 
     def __init__(
         self,
         settings: WorkerSettings,
         pack: Callable[[RunToPut], Any],
+        fill: Fill,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._pack, self._clock = settings, pack, clock
+        self._settings, self._clock = settings, clock
+        self._pack, self._fill = pack, fill
         self._names = FleetNames(bytes.fromhex(settings.fleet_id))
         self._presence = LatePresence(self._new_presence)
-        self._gate = PutGate(clock)
+        self._gate, self._get_gate = StoreGate(clock), StoreGate(clock)
         self._opened: _Opened | None = None
         self._tried_s = clock()  # to open it
         self._problem = ""  # why it is not open
@@ -99,6 +113,24 @@ class StoreMember:
         facts = fleet.facts()
         self._may_ask = was_seen and facts.listed_ago_s >= 0 and not facts.clock_jump_s
         self._probe(self._opened.store)
+        self._probe_get(self._opened.store)
+
+    @property
+    def epochs_fresh(self) -> bool:
+        """What the fleet has cleared is known."""
+        return True
+
+    def reading(self) -> ReadingState:
+        """Called about once a second."""
+        opened = self._opened
+        if opened is None:
+            return ReadingState(False)
+        refused = self._get_gate.problem is not None
+        serving = self.knows_its_filter and self.epochs_fresh and not refused
+        figures = opened.gets.figures()
+        return ReadingState(
+            serving and not opened.store.failing(), figures.bytes_per_s, figures.first_byte_s
+        )
 
     @property
     def is_hung(self) -> bool:
@@ -117,12 +149,17 @@ class StoreMember:
         assert self._opened is not None
         return self._opened.puts.put(run)
 
+    def get(self, run: RunToGet) -> GetEnded:
+        """Raises what filling raises."""
+        assert self._opened is not None
+        return self._opened.gets.get(run)
+
     def report(self) -> WorkerReport:
         opened = self._opened
         state, reason = self._state()
         if opened is None:
             return WorkerReport(state, reason)
-        facts = opened.fleet.facts()
+        facts, figures = opened.fleet.facts(), opened.gets.figures()
         return WorkerReport(
             state,
             reason,
@@ -132,13 +169,18 @@ class StoreMember:
             nodes=facts.nodes,
             puts=opened.puts.results,
             put_bytes=opened.puts.put_bytes,
+            gets=opened.gets.ends,
+            get_bytes=opened.gets.get_bytes,
+            damaged=opened.gets.damaged,
+            read_bytes_per_s=figures.bytes_per_s,
+            first_byte_ms=figures.first_byte_s * 1e3,
             deleted_objects=facts.deleted_objects,
             breaker_opened=opened.store.breaker.times_opened,
             listed_ago_s=facts.listed_ago_s,
         )
 
     def _state(self) -> tuple[str, str]:
-        opened, problem = self._opened, self._gate.problem
+        opened, problem = self._opened, self._gate.problem or self._get_gate.problem
         if opened is None:
             return self._state_before()
         if opened.store.longest_call_s() > _LATE * self._longest_deadline_s:
@@ -146,7 +188,7 @@ class StoreMember:
         if opened.store.failing():
             return store_state.failing_state(opened.store.last_failure)
         if problem is not None:
-            return store_state.puts_state(problem)
+            return store_state.gate_state(problem)
         return store_state.fleet_state(
             opened.fleet.facts(), self._settings.capacity_bytes, may_ask=self._may_ask
         )
@@ -172,7 +214,10 @@ class StoreMember:
             lambda: bool(fleet.facts().put_if_absent),
         )
         rate = RateLimit(settings.write_bytes_per_s or None)
-        return _Opened(store, fleet, Puts(to, self._pack, self._gate, rate))
+        gets = Gets(
+            store, self._names, self._presence.remove, self._fill, self._get_gate, self._clock
+        )
+        return _Opened(store, fleet, Puts(to, self._pack, self._gate, rate), gets)
 
     def _new_presence(self, today: int) -> PresenceFile:
         settings = self._settings
@@ -195,3 +240,11 @@ class StoreMember:
             if refused:
                 self._gate.succeeded()
             store.delete([name])
+
+    def _probe_get(self, store: ObjectStore) -> None:
+        """Nobody asks for anything while the store lets this host read nothing."""
+        if self._get_gate.problem is None or not self._get_gate.admit():
+            return
+        with contextlib.suppress(TransportError):
+            store.get(self._names.node(self._settings.node), 0, 1)
+            self._get_gate.succeeded()

@@ -7,7 +7,7 @@ from typing import Final
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote.capacity import GRANT_S
 from kvwarehouse.remote.fleet_store import FleetFacts
-from kvwarehouse.remote.put_gate import PROBE_EVERY_S, PutProblem
+from kvwarehouse.remote.store_gate import PROBE_EVERY_S, StoreProblem
 
 _OF_CODE: Final = {"remote_refused": "refused", "remote_full": "full"}
 _ADVICE: Final = {
@@ -33,8 +33,8 @@ def failing_state(failure: TransportError | None) -> tuple[str, str]:
     )
 
 
-def puts_state(problem: PutProblem) -> tuple[str, str]:
-    """Of a store that takes no puts."""
+def gate_state(problem: StoreProblem) -> tuple[str, str]:
+    """Of a store that takes no puts, or gives nothing."""
     return _told(problem.code, problem.text)
 
 

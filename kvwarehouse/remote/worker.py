@@ -7,8 +7,8 @@ Not for use by hand: the daemon writes WorkerSettings to stdin, one line, and ke
 is the daemon's end. stdout has the lines of report.py. It ends by a bug, by a lost daemon or by a
 closed link with a code that the daemon reports; a store that fails is a state and no end.
 
-The main thread waits for the daemon's end. One thread reports, one looks after the store, and some
-put: each has one object in memory at most.
+The main thread waits for the daemon's end. One thread reports, one looks after the store, some put
+and some get: each has one object in memory at most. What they do is StoreMember's.
 """
 
 from __future__ import annotations
@@ -50,8 +50,14 @@ class Worker:
         self._link = core.RemoteLink(settings.link_fd)
         session = core.NativeClient(settings.socket, True, _SESSION_TIMEOUT_S, 0.0)
         fleet = bytes.fromhex(settings.fleet_id)
-        self._member = StoreMember(settings, lambda run: session.pack_run(run, fleet))
-        self._puts = settings.puts
+        self._gets_link = core.RemoteGetLink(settings.get_link_fd) if settings.read else None
+        self._member = StoreMember(
+            settings,
+            lambda run: session.pack_run(run, fleet),
+            lambda run, body, within_s: session.fill_run(run, body, fleet, within_s),
+        )
+        self._puts = settings.puts if settings.write != "none" else 0
+        self._gets = settings.gets
         self._state = "starting"
 
     def start(self) -> None:
@@ -106,15 +112,22 @@ class Worker:
 
     def _look_after(self) -> None:
         self._member.open(time.sleep)
-        putting = False
+        working = False
         while True:
             self._member.round()
-            if self._member.knows_its_filter and not putting:
-                self._link.ready(self._puts)
-                for number in range(self._puts):
-                    self.begin(f"kvw-remote-put-{number}", self._put)
-                putting = True
+            if self._member.knows_its_filter and not working:
+                self._begin_puts()
+                self._begin_gets()
+                working = True
             time.sleep(_ROUND_EVERY_S)
+
+    # --- puts
+
+    def _begin_puts(self) -> None:
+        if self._puts:
+            self._link.ready(self._puts)
+        for number in range(self._puts):
+            self.begin(f"kvw-remote-put-{number}", self._put)
 
     def _put(self) -> None:
         own_process.give_way()
@@ -126,6 +139,31 @@ class Worker:
             if run is not None:
                 self._member.put(run)
                 self._link.done(run)
+
+    # --- gets
+
+    def _begin_gets(self) -> None:
+        link = self._gets_link
+        if link is None:
+            return
+        link.ready(self._gets)
+        self.begin("kvw-remote-reading", lambda: self._say_reading(link))
+        for number in range(self._gets):
+            self.begin(f"kvw-remote-get-{number}", lambda: self._get(link))
+
+    def _say_reading(self, link: core.RemoteGetLink) -> None:
+        while True:
+            reading = self._member.reading()
+            first_byte_ns = round(reading.first_byte_s * 1e9)
+            link.state(reading.serving, reading.bytes_per_s, first_byte_ns)
+            time.sleep(_REPORT_EVERY_S)
+
+    def _get(self, link: core.RemoteGetLink) -> None:
+        while True:
+            run = link.next(_WAIT_S)
+            if run is not None:
+                ended = self._member.get(run)
+                link.done(run, ended.end, ended.pages)
 
 
 def main() -> NoReturn:

@@ -27,6 +27,7 @@ NATIVE = "\n".join(
     for path in (ROOT / "native").glob("*/*")
     if path.suffix in (".h", ".cc") and path.parent.name not in ("tests", "fuzz", "bench")
 )
+_PACKAGES = {"limits": "wire", "gets": "remote"}
 VALUE = re.compile(r"([\d,.]+)(?: (KiB|MiB|GiB|s))? \(`([-\w.]+)`\)")
 
 
@@ -61,8 +62,8 @@ def named(name: str) -> Any:
     module, _, constant = name.rpartition(".")
     if not module:
         return native(name)
-    package = "kvwarehouse.wire" if module == "limits" else "kvwarehouse.daemon"
-    return getattr(importlib.import_module(f"{package}.{module}"), constant)
+    package = _PACKAGES.get(module, "daemon")
+    return getattr(importlib.import_module(f"kvwarehouse.{package}.{module}"), constant)
 
 
 def test_table_names_values_and_tests() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse.errors import TransportError
-from kvwarehouse.remote import breaker, nodes, put_gate, store_member
+from kvwarehouse.remote import breaker, nodes, store_gate, store_member
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.report import WorkerReport, WorkerSettings
 from kvwarehouse.remote.store_member import StoreMember
@@ -35,6 +35,24 @@ class Packed(bytes):
     reason = ""
 
 
+@dataclass
+class RunToGet:
+    key: bytes
+    day: int
+    namespace_id: bytes = b"s" * 16
+    epoch: int = 0
+    begin: int = 0
+    end: int = len(DATA)
+    within_s: float = 60.0
+
+
+@dataclass
+class Filled:
+    end: str = "filled"
+    pages: int = 4
+    fault: str = ""
+
+
 class File(KeptPages):
     """As core.PresenceFile is made."""
 
@@ -51,13 +69,19 @@ class Rig:
     def __init__(self, folder: Path, **changes: Any) -> None:
         self.folder, self.clock = folder, HostClock()
         self.settings = WorkerSettings(
-            link_fd=0, socket="", presence_path="/presence", fleet_id=FLEET.hex(), node=7,
-            url=f"file://{folder}", endpoint="", region="", ca_file="", connect_s=1.0,
-            get_deadline_s=60.0, put_deadline_s=60.0, puts=1, write_bytes_per_s=0, write="reused",
+            link_fd=0, get_link_fd=0, socket="", presence_path="/presence", fleet_id=FLEET.hex(),
+            node=7, url=f"file://{folder}", endpoint="", region="", ca_file="", connect_s=1.0,
+            get_deadline_s=60.0, put_deadline_s=60.0, puts=1, gets=1, read=True,
+            write_bytes_per_s=0, write="reused",
             capacity_bytes=1 << 30, ttl_days=3, objects=1000,
         )  # fmt: skip
         self.settings = replace(self.settings, **changes)
-        self.member = StoreMember(self.settings, lambda run: Packed(DATA), self.clock)
+        self.filled: list[bytes] = []
+        self.member = StoreMember(self.settings, lambda run: Packed(DATA), self._fill, self.clock)
+
+    def _fill(self, run: Any, body: Any, within_s: float) -> Any:
+        self.filled.append(bytes(body))
+        return Filled()
 
     def open(self) -> None:
         def unexpected(wait_s: float) -> None:
@@ -89,6 +113,12 @@ class Rig:
     def put(self, number: int = 0) -> str:
         run: Any = Run(number.to_bytes(16, "little"))
         return self.member.put(run)
+
+    def get(self, number: int = 0) -> tuple[str, int]:
+        today = self.opened.fleet.today
+        assert today is not None
+        run: Any = RunToGet(number.to_bytes(16, "little"), today)
+        return self.member.get(run)
 
     @contextlib.contextmanager
     def taken_away(self) -> Any:
@@ -214,10 +244,10 @@ def test_puts_that_are_not_taken_are_a_state_of_their_own(
     made.put()
     assert made.report.state == state
     assert "the text of it" in made.report.reason
-    made.rounds(2 * put_gate.PROBE_EVERY_S)
+    made.rounds(2 * store_gate.PROBE_EVERY_S)
     assert made.report.state == state
     refuses[0] = False
-    made.rounds(put_gate.PROBE_EVERY_S + 5)
+    made.rounds(store_gate.PROBE_EVERY_S + 5)
     if code == "remote_refused":
         assert made.report.state == "serving"  # a small put has found out
     assert made.put() == "stored"
@@ -246,3 +276,68 @@ def test_fleet_that_is_full_at_the_start_is_not_taken_for_one_that_is_listed(
     made.open()
     made.rounds(3 * nodes.BEAT_S)
     assert made.report.state == "full"
+
+
+def test_run_that_was_put_is_read_back_and_counted(rig: Callable[..., Rig]) -> None:
+    made = rig()
+    made.serve()
+    made.put(1)
+    assert [made.get(1), made.get(2)] == [("filled", 4), ("missing", 0)]
+    assert made.filled == [DATA]
+    report = made.report
+    assert (report.gets, report.get_bytes) == ({"filled": 1, "missing": 1}, len(DATA))
+    assert report.damaged == {}
+
+
+def test_store_is_counted_on_once_its_filter_is_there(rig: Callable[..., Rig]) -> None:
+    made = rig()
+    assert not made.member.reading().serving
+    made.open()
+    assert not made.member.reading().serving
+    made.rounds(nodes.BEAT_S)
+    assert made.member.reading().serving
+
+
+def test_store_that_fails_is_not_counted_on(rig: Callable[..., Rig]) -> None:
+    made = rig()
+    made.serve()
+    with made.taken_away():
+        for number in range(breaker.FAILURES):
+            assert made.get(number) == ("failed", 0)
+        assert not made.member.reading().serving
+    made.rounds(3 * nodes.BEAT_S)
+    assert made.member.reading().serving
+
+
+def test_clears_that_are_not_known_are_not_read_past(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig()
+    made.serve()
+    monkeypatch.setattr(StoreMember, "epochs_fresh", False)
+    assert not made.member.reading().serving
+
+
+def test_store_that_refuses_gets_is_not_counted_on_until_it_gives_one(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig()
+    made.serve()
+    get, refuses = made.opened.store.get, [True]
+
+    def refused(name: str, *how: Any) -> Any:
+        if refuses[0]:
+            raise TransportError("get: the text of it", code="remote_refused")
+        return get(name, *how)
+
+    monkeypatch.setattr(made.opened.store, "get", refused)
+    assert made.get() == ("failed", 0)
+    assert not made.member.reading().serving
+    assert made.report.state == "refused"
+    assert "the text of it" in made.report.reason
+    made.rounds(2 * store_gate.PROBE_EVERY_S)
+    assert not made.member.reading().serving
+    refuses[0] = False
+    made.rounds(2 * store_gate.PROBE_EVERY_S)  # nobody asks for anything meanwhile
+    assert made.member.reading().serving
+    assert made.report.state == "serving"

@@ -12,11 +12,11 @@ import pytest
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.rate_limit import RateLimit
-from kvwarehouse.remote import put_gate
+from kvwarehouse.remote import store_gate
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
-from kvwarehouse.remote.put_gate import PutGate, PutProblem
 from kvwarehouse.remote.puts import PUT_RESULTS, Destination, Puts
+from kvwarehouse.remote.store_gate import StoreGate, StoreProblem
 
 FLEET, SPACE, KEY = bytes(range(16)), b"s" * 16, b"k" * 16
 NAMES = FleetNames(FLEET)
@@ -118,7 +118,7 @@ class Rig:
         self.store = Failing(self.kept)
         self.presence, self.clock = Presence(), Clock()
         self.fleet = Fleet(self.presence)
-        self.gate = PutGate(self.clock)
+        self.gate = StoreGate(self.clock)
         self.packed: list[Run] = []
         self.reason = ""
         self.slept: list[float] = []
@@ -299,20 +299,20 @@ def refusal(code: str = "remote_refused") -> TransportError:
     return TransportError("the text of it", code=code)
 
 
-@pytest.mark.parametrize("code", put_gate.CLOSING_CODES)
+@pytest.mark.parametrize("code", store_gate.CLOSING_CODES)
 def test_gate_closes_for_all_but_one_put_now_and_then(code: str) -> None:
     clock = Clock()
-    gate = PutGate(clock)
+    gate = StoreGate(clock)
     assert gate.admit()
     gate.failed(refusal(code))
-    assert gate.problem == PutProblem(code, "the text of it")
+    assert gate.problem == StoreProblem(code, "the text of it")
     for _ in range(3):
         assert not gate.admit()
-        clock.now_s += put_gate.PROBE_EVERY_S
+        clock.now_s += store_gate.PROBE_EVERY_S
         assert gate.admit()
         assert not gate.admit()
         gate.failed(refusal(code))
-    clock.now_s += put_gate.PROBE_EVERY_S
+    clock.now_s += store_gate.PROBE_EVERY_S
     assert gate.admit()
     gate.succeeded()
     assert gate.problem is None
@@ -321,7 +321,7 @@ def test_gate_closes_for_all_but_one_put_now_and_then(code: str) -> None:
 
 @pytest.mark.parametrize("code", ["remote_failed", "remote_off"])
 def test_gate_leaves_other_failures_to_the_breaker(code: str) -> None:
-    gate = PutGate(Clock())
+    gate = StoreGate(Clock())
     gate.failed(refusal(code))
     assert gate.admit()
     assert gate.problem is None
@@ -337,7 +337,7 @@ def test_put_that_is_refused_closes_the_gate_and_one_that_is_stored_opens_it(
     rig.store.puts = [code]
     assert [rig.put() for _ in range(3)] == [result] * 3
     assert (len(rig.packed), rig.gate.problem is None) == (1, False)
-    rig.clock.now_s += put_gate.PROBE_EVERY_S
+    rig.clock.now_s += store_gate.PROBE_EVERY_S
     assert rig.put() == "stored"
     assert rig.gate.problem is None
 

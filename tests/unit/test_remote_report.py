@@ -12,6 +12,7 @@ from kvwarehouse.remote.report import WorkerEvent, WorkerReport, WorkerSettings
 
 SETTINGS = WorkerSettings(
     link_fd=7,
+    get_link_fd=8,
     socket="/run/kvw/socket",
     presence_path="/dev/shm/kvw/presence",
     fleet_id="0123456789abcdef" * 2,
@@ -24,6 +25,8 @@ SETTINGS = WorkerSettings(
     get_deadline_s=1.5,
     put_deadline_s=10.0,
     puts=2,
+    gets=8,
+    read=True,
     write_bytes_per_s=0,
     write="reused",
     capacity_bytes=1 << 40,

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ FLEET, NODE = "0123456789abcdef" * 2, 7
 
 
 class Core:
-    """Has the core's end of the link, as the core has."""
+    """Has the core's ends of the links, as the core has."""
 
     def __init__(self) -> None:
         self.links: list[socket.socket] = []
+        self.get_links: list[socket.socket] = []
         self.refuses = 0
 
     def attach_remote(self, fd: int) -> None:
@@ -40,6 +42,9 @@ class Core:
             link.close()
             raise TransportError("the core did not answer", code="no_answer")
         self.links.append(link)
+
+    def attach_remote_gets(self, fd: int) -> None:
+        self.get_links.append(socket.socket(fileno=fd))
 
 
 class Rig:
@@ -51,9 +56,11 @@ class Rig:
             "remote": f"file://{folder}", "fleet_secret": "/s", "remote_capacity": "1GiB",
             "arena_dir": str(folder / "arena"), "socket": str(folder / "socket"),
         }  # fmt: skip
-        self.tier = RemoteTier(
-            config.load(given, {}), Log("json", self.log), self.core, FLEET, NODE
-        )
+        self.config = config.load(given, {})
+        self.tier = self.made(self.config)
+
+    def made(self, of: config.Config) -> RemoteTier:
+        return RemoteTier(of, Log("json", self.log), self.core, FLEET, NODE)
 
     def order(self, start: int | str, *lines: bytes) -> None:
         (self.folder / f"start-{start}").write_bytes(b"".join(lines))
@@ -88,7 +95,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     yield made
     made.tier.stop()
     assert [pid for pid in made.pids() if _lives(pid)] == []
-    for link in made.core.links:
+    for link in made.core.links + made.core.get_links:
         link.close()
 
 
@@ -140,6 +147,24 @@ def test_worker_is_told_what_it_has_to_know_and_has_its_end_of_the_link(rig: Rig
     (ours,) = rig.core.links
     assert os.readlink(link).startswith("socket:")
     assert os.stat(link).st_ino != os.fstat(ours.fileno()).st_ino
+
+
+@pytest.mark.parametrize("read", ["on", "off"])
+def test_link_for_gets_is_there_where_loads_come_from_the_store(rig: Rig, read: str) -> None:
+    rig.tier = rig.made(replace(rig.config, remote_read=read))
+    rig.order(1, report(), b"end 7\n")
+    rig.tier.start()
+    rig.until("serving", 2)
+    told = WorkerSettings.from_line((rig.folder / "settings").read_bytes())
+    assert (told.read, told.gets) == (read == "on", 8)
+    if read == "off":
+        assert (told.links, rig.core.get_links) == ((told.link_fd,), [])
+        return
+    assert told.links == (told.link_fd, told.get_link_fd)
+    inodes = [os.stat(f"/proc/{rig.pids()[1]}/fd/{fd}").st_ino for fd in told.links]
+    ours = [os.fstat(link.fileno()).st_ino for link in (*rig.core.links, *rig.core.get_links)]
+    assert len({*inodes, *ours}) == 6
+    assert rig.core.get_links[0].recv(1) == b""  # the first worker's end is gone
 
 
 def test_worker_that_ends_is_followed_by_another_and_counts_go_on(rig: Rig) -> None:

@@ -30,9 +30,10 @@ from testkit import worker_program
 FLEET = bytes(range(16))
 SUPPORT = str(Path(worker_program.__file__).parents[1])
 SETTINGS = WorkerSettings(
-    link_fd=0, socket="", presence_path="", fleet_id=FLEET.hex(), node=7, url="", endpoint="",
-    region="", ca_file="", connect_s=1.0, get_deadline_s=60.0, put_deadline_s=60.0, puts=2,
-    write_bytes_per_s=0, write="reused", capacity_bytes=1 << 30, ttl_days=7, objects=1000,
+    link_fd=0, get_link_fd=0, socket="", presence_path="", fleet_id=FLEET.hex(), node=7, url="",
+    endpoint="", region="", ca_file="", connect_s=1.0, get_deadline_s=60.0,
+    put_deadline_s=60.0, puts=2, gets=3, read=True, write_bytes_per_s=0, write="reused",
+    capacity_bytes=1 << 30, ttl_days=7, objects=1000,
 )  # fmt: skip
 PARENT = """
 import subprocess, sys, time
@@ -46,14 +47,14 @@ def command(*runs: str) -> list[str]:
 
 
 class Worker:
-    def __init__(self, folder: Path, *runs: str, deadline_s: float = 60.0) -> None:
+    def __init__(self, folder: Path, *runs: str, deadline_s: float = 60.0, **changes: Any) -> None:
         self.folder = folder
         pipe = subprocess.PIPE
         environment = {**os.environ, "PYTHONPATH": SUPPORT}
         self.process: Any = subprocess.Popen(
             command(*runs), stdin=pipe, stdout=pipe, stderr=pipe, env=environment
         )
-        settings = replace(SETTINGS, url=f"file://{folder}", put_deadline_s=deadline_s)
+        settings = replace(SETTINGS, url=f"file://{folder}", put_deadline_s=deadline_s, **changes)
         self.process.stdin.write(replace(settings, get_deadline_s=deadline_s).to_line())
         self.process.stdin.flush()
 
@@ -88,8 +89,8 @@ class Worker:
 def started(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
     workers: list[Worker] = []
 
-    def start(*runs: str, deadline_s: float = 60.0) -> Worker:
-        workers.append(Worker(tmp_path, *runs, deadline_s=deadline_s))
+    def start(*runs: str, deadline_s: float = 60.0, **changes: Any) -> Worker:
+        workers.append(Worker(tmp_path, *runs, deadline_s=deadline_s, **changes))
         return workers[-1]
 
     yield start
@@ -116,6 +117,33 @@ def test_worker_puts_what_is_offered_and_reports(started: Callable[..., Worker])
     stderr = worker.close()
     assert "ready for 2" in stderr
     assert stderr.count("run done at nice 15") == 2
+
+
+def test_worker_gets_what_is_wanted_and_says_how_the_store_is(
+    started: Callable[..., Worker],
+) -> None:
+    worker = started("run", "get", "get")
+    report = worker.until(lambda report: report.gets == {"filled": 2})
+    assert (report.get_bytes, report.damaged) == (2 * len(worker_program.OBJECT), {})
+    stderr = worker.close()
+    assert "ready for 3 gets" in stderr
+    assert "reading is served" in stderr
+    assert stderr.count("4 pages filled at nice 5") == 2
+
+
+def test_worker_that_reads_nothing_has_no_link_for_gets(started: Callable[..., Worker]) -> None:
+    worker = started("run", "get", read=False)
+    worker.until(lambda report: report.puts == {"stored": 1})
+    assert "gets" not in worker.close()
+
+
+def test_worker_that_writes_nothing_takes_no_runs(started: Callable[..., Worker]) -> None:
+    worker = started("run", write="none")
+    worker.until(lambda report: report.state == "serving")
+    stderr = worker.close()
+    assert "ready for 3 gets" in stderr
+    assert "ready for 2" not in stderr
+    assert "stored" not in stderr
 
 
 def test_worker_ends_with_its_daemons_end(started: Callable[..., Worker]) -> None:

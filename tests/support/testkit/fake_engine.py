@@ -210,6 +210,9 @@ class FakeCore:
         assert not self.stopped
         self.remote_links.append(socket.socket(fileno=fd))
 
+    def attach_remote_gets(self, fd: int) -> None:
+        self.attach_remote(fd)
+
     def stop(self) -> list[tuple[bytes, int]]:
         self.stopped = True
         for link in self.remote_links:

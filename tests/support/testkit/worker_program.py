@@ -3,7 +3,8 @@ names, and packs bytes.
 
     python worker_program.py RUNS
 
-RUNS: words. `run` is offered once; `closed`: the link ends; `bug`: packing fails as nobody expects;
+RUNS: words. `run` is offered once; `get`: it is wanted back, once a run was put; `closed`: the link
+ends; `bug`: packing fails as nobody expects;
 `prints`: packing prints, as a library may; `hangs`: its put never ends, and a minute is short.
 Behind the last nothing is offered.
 """
@@ -39,9 +40,27 @@ class Packed(bytes):
     reason = ""
 
 
+@dataclass(frozen=True)
+class RunToGet:
+    key: bytes
+    day: int
+    namespace_id: bytes = b"s" * 16
+    epoch: int = 0
+    begin: int = 0
+    end: int = len(OBJECT)
+    within_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Filled:
+    end: str = "filled"
+    pages: int = 4
+    fault: str = ""
+
+
 class Link:
     def __init__(self, fd: int) -> None:
-        self._runs = list(enumerate(sys.argv[1:]))
+        self._runs = [item for item in enumerate(sys.argv[1:]) if item[1] != "get"]
         self._lock = threading.Lock()
         self._never = threading.Event()
 
@@ -62,6 +81,35 @@ class Link:
         print(f"{run.word} done at nice {os.getpriority(os.PRIO_PROCESS, 0)}")
 
 
+class GetLink:
+    """Wants each run back that was put."""
+
+    def __init__(self, fd: int) -> None:
+        self._left = sys.argv.count("get")
+        self._lock = threading.Lock()
+
+    def ready(self, gets: int) -> None:
+        print(f"ready for {gets} gets")
+
+    def state(self, serving: bool, read_bytes_per_s: int, first_byte_ns: int) -> None:
+        assert read_bytes_per_s >= 0
+        assert first_byte_ns >= 0
+        if serving:
+            print("reading is served")
+
+    def next(self, timeout_s: float) -> RunToGet | None:
+        with self._lock:
+            if self._left and File.made is not None and File.made.days:
+                self._left -= 1
+                (key, _), day = next(iter(File.made.days.items()))
+                return RunToGet(key, day)
+        threading.Event().wait(min(timeout_s, 0.05))
+        return None
+
+    def done(self, run: RunToGet, end: str, pages: int) -> None:
+        print(f"{pages} pages {end} at nice {os.getpriority(os.PRIO_PROCESS, 0)}")
+
+
 class Session:
     def __init__(self, *unused: Any) -> None:
         """Of no daemon."""
@@ -73,11 +121,18 @@ class Session:
             os.write(1, b"a library says something\n")
         return Packed(OBJECT)
 
+    def fill_run(self, run: RunToGet, body: memoryview, fleet: bytes, within_s: float) -> Filled:
+        assert bytes(body) == OBJECT
+        return Filled()
+
 
 class File(KeptPages):
+    made: File | None = None
+
     def __init__(self, path: str, fleet: bytes, objects: int, days: int, today: int) -> None:
         super().__init__()
         self.advance(today)
+        File.made = self
 
     def day_of(self, key: bytes, epoch: int) -> int | None:
         return self.days.get((key, epoch))
@@ -93,8 +148,8 @@ def hanging(store: ObjectStore, name: str, data: Any, *, if_absent: bool = False
 
 
 if __name__ == "__main__":
-    for name, double in {"RemoteLink": Link, "NativeClient": Session, "PresenceFile": File}.items():
-        setattr(core, name, double)
+    core.RemoteLink, core.RemoteGetLink = Link, GetLink  # type: ignore[assignment]
+    core.NativeClient, core.PresenceFile = Session, File  # type: ignore[assignment]
     nodes.__dict__["BEAT_S"] = 0.05  # a minute is long for a test
     if "hangs" in sys.argv:
         store_member.__dict__["HUNG_S"] = 0.5

@@ -1,6 +1,6 @@
-"""Whether puts are worth trying: closed once the store refuses one or has no room for it, while
-reads may go on. From then on one put every PROBE_EVERY_S is let through; one that is stored opens
-it. What fails in another way is the breaker's.
+"""Whether calls of one kind, puts or gets, are worth trying: closed once the store refuses one or
+has no room for it, while the other kind may go on. From then on one call every PROBE_EVERY_S is let
+through; one that succeeds opens it. What fails in another way is the breaker's.
 
 Thread-safe; never blocks.
 """
@@ -21,30 +21,30 @@ CLOSING_CODES: Final = ("remote_refused", "remote_full")
 
 
 @dataclass(frozen=True)
-class PutProblem:
+class StoreProblem:
     """`code`: one of CLOSING_CODES."""
 
     code: str
     text: str
 
 
-class PutGate:
+class StoreGate:
     """`clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._problem: PutProblem | None = None
+        self._problem: StoreProblem | None = None
         self._probe_at = 0.0
 
     @property
-    def problem(self) -> PutProblem | None:
+    def problem(self) -> StoreProblem | None:
         """Why it is closed."""
         with self._lock:
             return self._problem
 
     def admit(self) -> bool:
-        """True where a put may be made. While it is closed, that puts off the next one."""
+        """True where a call may be made. While it is closed, that puts off the next one."""
         with self._lock:
             if self._problem is None:
                 return True
@@ -62,5 +62,5 @@ class PutGate:
         """Keeps its text and not the error: that holds what was put."""
         if error.code in CLOSING_CODES:
             with self._lock:
-                self._problem = PutProblem(error.code, error.message)
+                self._problem = StoreProblem(error.code, error.message)
                 self._probe_at = self._clock() + PROBE_EVERY_S

@@ -1,0 +1,177 @@
+"""What becomes of a run that clients wait for: the range of its object that is wanted is read once,
+judged and stored natively. Each run ends with one of core.GET_ENDS, and the number of its pages
+that are stored here now.
+
+Thread-safe: a get thread holds one object, from the get to the end of the fill; all of them hold
+BODIES_BYTES at most. What comes too late for who waited is stored all the same, for the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kvwarehouse.errors import TransportError
+from kvwarehouse.remote.body_budget import BodyBudget
+from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse.remote.object_store import ObjectStore
+from kvwarehouse.remote.read_rates import ReadFigures, ReadRates
+from kvwarehouse.remote.store_gate import StoreGate
+
+if TYPE_CHECKING:
+    from kvwarehouse.core import FilledRun, RunToGet
+
+BODIES_BYTES: Final = 128 << 20
+"""Of objects in memory. One that is larger is alone."""
+
+_FILL_S: Final = 0.5
+"""What storing an object has at least, though nobody may wait for it any more."""
+
+Fill = Callable[["RunToGet", Any, float], "FilledRun"]
+"""Stores a run's pages from an object's records within so many seconds."""
+
+
+class GetEnded(NamedTuple):
+    """`end`: one of core.GET_ENDS. `pages`: of the run that are stored here now."""
+
+    end: str
+    pages: int = 0
+
+
+class Gets:
+    """`remove`: takes an object, by its last page's key, epoch and day, out of what the store has
+    as far as this host knows. `gate`: whether the store lets this host read. `clock`: monotonic
+    seconds."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        names: FleetNames,
+        remove: Callable[[bytes, int, int], object],
+        fill: Fill,
+        gate: StoreGate,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._names, self._remove = store, names, remove
+        self._fill, self._gate, self._clock = fill, gate, clock
+        self._bodies = BodyBudget(BODIES_BYTES)
+        self._under_way = _UnderWay()
+        self._rates = ReadRates(clock)
+        self._lock = threading.Lock()
+        self._ends: Counter[str] = Counter()
+        self._damaged: Counter[str] = Counter()
+        self._get_bytes = 0
+
+    @property
+    def ends(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self._ends)
+
+    @property
+    def damaged(self) -> Mapping[str, int]:
+        """Runs by what was wrong with their object."""
+        with self._lock:
+            return dict(self._damaged)
+
+    @property
+    def get_bytes(self) -> int:
+        with self._lock:
+            return self._get_bytes
+
+    def figures(self) -> ReadFigures:
+        """How fast the store is. Called about once a second."""
+        return self._rates.figures()
+
+    def get(self, run: RunToGet) -> GetEnded:
+        """How it ended. Raises what filling raises: the daemon is gone, or worse."""
+        due_s = self._clock() + run.within_s
+        with self._under_way.run(run.key):
+            ended = self._ended(run, due_s)
+        with self._lock:
+            self._ends[ended.end] += 1
+        return ended
+
+    def _ended(self, run: RunToGet, due_s: float) -> GetEnded:
+        if not self._gate.admit():
+            return GetEnded("failed")
+        left_s = max(due_s - self._clock(), 0)
+        with self._bodies.taken(run.end - run.begin, left_s) as taken:
+            if not taken or self._clock() >= due_s:
+                return GetEnded("late")
+            try:
+                body = self._read(run)
+            except TransportError as error:
+                self._gate.failed(error)
+                return GetEnded("failed")
+            self._gate.succeeded()
+            if body is None:
+                self._forget(run)
+                return GetEnded("missing")
+            return self._filled(run, body, due_s)
+
+    def _read(self, run: RunToGet) -> memoryview | None:
+        name = self._names.pages(PagesName(run.namespace_id, run.epoch, run.day, run.key))
+        took = self._rates.begin()
+        size_bytes = 0
+        try:
+            body = self._store.get(name, run.begin, run.end, took.first_byte)
+            size_bytes = len(body) if body is not None else 0
+            return body
+        finally:
+            took.end(size_bytes)
+            with self._lock:
+                self._get_bytes += size_bytes
+
+    def _filled(self, run: RunToGet, body: memoryview, due_s: float) -> GetEnded:
+        filled = self._fill(run, body, self._fill_s(due_s))
+        while filled.fault == "parent_missing":
+            # Runs of one prompt come in any order. What was under way a moment ago may be stored
+            # by now, so it is tried once more in any case.
+            waited = self._under_way.wait(filled.parent, max(due_s - self._clock(), 0))
+            filled = self._fill(run, body, self._fill_s(due_s))
+            if not waited:
+                break
+        if filled.end == "damaged":
+            self._forget(run)
+            with self._lock:
+                self._damaged[filled.fault] += 1
+        return GetEnded(filled.end, filled.pages)
+
+    def _fill_s(self, due_s: float) -> float:
+        return max(due_s - self._clock(), _FILL_S)
+
+    def _forget(self, run: RunToGet) -> None:
+        """The object is not taken away: another host may have a better line. Its day goes."""
+        self._remove(run.key, run.epoch, run.day)
+
+
+class _UnderWay:
+    """The runs that are under way here, by their last page. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._keys: Counter[bytes] = Counter()
+
+    @contextlib.contextmanager
+    def run(self, key: bytes) -> Iterator[None]:
+        with self._changed:
+            self._keys[key] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._keys[key] -= 1
+                if not self._keys[key]:
+                    del self._keys[key]
+                self._changed.notify_all()
+
+    def wait(self, key: bytes, timeout_s: float) -> bool:
+        """True: it was under way, and has ended. False: there is none such, or it goes on."""
+        with self._changed:
+            if key not in self._keys:
+                return False
+            return self._changed.wait_for(lambda: key not in self._keys, timeout_s)
