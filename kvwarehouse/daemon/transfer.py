@@ -34,6 +34,8 @@ caller asks for."""
 # Of a store's time, what is kept for its answer.
 _ANSWER_SHARE: Final = 0.1
 _ANSWER_MOST_S: Final = 0.5
+# What a lookup spends at most on the question what there is of a remote store, once a second.
+_REFRESH_S: Final = 0.05
 
 
 class Staging:
@@ -153,6 +155,9 @@ class GrpcTransfer:
         """Pages of the longest stored prefix in DRAM, only on NVMe, and behind them probably in the
         remote store. Those in HBM are in DRAM as well, and read from there: this is no process that
         loads into a GPU."""
+        # A lookup of its own never asks for what the daemon shows of the remote store. A client that
+        # only looks up over gRPC would never be told.
+        self._session.refresh(_REFRESH_S)
         space = span.record.space
         hbm, dram, nvme, remote = self._session.lookup(space.id, span.tokens, span.keys)
         return hbm + dram, nvme, remote

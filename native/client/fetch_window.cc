@@ -20,6 +20,9 @@ constexpr uint64_t kQuietNs = 100 * kMillisecondNs;
 // Engines load in slices of their time, and come again for what one has not brought: a fetch may
 // take longer than a slice.
 constexpr uint64_t kLeastWithinNs = 1000 * kMillisecondNs;
+// Each run of a prompt is wanted that much later than the one before it, which comes first then:
+// more than messages overtake each other by. A page is stored behind its parent only.
+constexpr uint64_t kRunLaterNs = 4 * kMillisecondNs;
 
 // none: it comes, or may be asked for again.
 Reason reason_of(FetchAnswer answer) {
@@ -131,6 +134,8 @@ Reason FetchWindow::ask_ahead(size_t page, size_t at, size_t end) {
 FetchWindow::Asked FetchWindow::choose(size_t page, size_t at, size_t end) {
   Asked asked;
   end = std::min(end, page + window_);
+  const uint64_t now = now_ns();
+  const uint64_t within_ns = std::max(call_.deadline_ns, now + kLeastWithinNs) - now;
   do {
     if (call_.find(at)) {
       ++at;  // somebody has stored it
@@ -138,8 +143,7 @@ FetchWindow::Asked FetchWindow::choose(size_t page, size_t at, size_t end) {
     }
     auto run = remote_.run(at);
     if (!run || !call_.follows_stored(at)) break;
-    const uint64_t now = now_ns();
-    run->within_ns = std::max(call_.deadline_ns, now + kLeastWithinNs) - now;
+    run->within_ns = within_ns + run->first_position / run->pages * kRunLaterNs;
     asked.runs.push_back(*run);
     asked.begins.push_back(at);
     at = remote_.end_of(at);

@@ -276,6 +276,9 @@ class FakeClient:
     def close(self) -> None:
         self.closed = True
 
+    def refresh(self, timeout_s: float) -> bool:
+        return True
+
     def lookup(self, id: bytes, tokens: Any, keys: Any) -> tuple[int, int, int, int]:
         ordinal, _, shards, _ = self._space(id)
         found = 0
