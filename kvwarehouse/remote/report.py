@@ -1,5 +1,6 @@
-"""What the daemon and its remote worker tell each other in lines of JSON: the settings, one line to
-the worker's stdin, and reports and events, lines of its stdout.
+"""What the daemon and its remote worker tell each other in lines of JSON. To the worker's stdin:
+the settings, the first line; then clears, and what was heard of epochs. From its stdout: reports,
+events, epochs, and which clears are in the store.
 
 Whoever reads a line refuses what is not exactly so: a field that is missing, unknown, of another
 type or out of bounds. Nothing here is a secret. Stateless; thread-safe.
@@ -38,6 +39,11 @@ EXITS: Final[Mapping[int, str]] = {
 """Why a worker ends by itself, by its exit code."""
 
 FieldValue = str | int | float
+
+EPOCHS_PER_LINE: Final = 500
+"""Of namespaces: more go into several lines."""
+EPOCHS_END: Final = 1 << 63
+"""A fleet's epochs are below."""
 
 _COUNT_MAX: Final = (1 << 64) - 1
 _EVENT_FIELDS_MAX: Final = 32
@@ -105,9 +111,7 @@ class WorkerSettings(_Line):
     """How many the presence filter is made for."""
 
     def __post_init__(self) -> None:
-        fleet = self.fleet_id
-        if len(fleet) != 32 or any(digit not in "0123456789abcdef" for digit in fleet):
-            raise _bad("has a fleet_id that is not 32 hex digits")
+        _checked_id("fleet_id", self.fleet_id)
         _one_of("write", self.write, WRITES)
 
     @property
@@ -154,6 +158,10 @@ class WorkerReport(_Line):
     breaker_opened: int = 0
     listed_ago_s: float = -1.0
     """Since the last listing of the whole fleet; -1: none yet."""
+    epochs_owed: int = 0
+    """Clears of this host that the store does not have yet."""
+    epochs_ago_s: float = -1.0
+    """Since the fleet's clears were listed; -1: not yet."""
 
     def __post_init__(self) -> None:
         _one_of("state", self.state, STATES)
@@ -196,10 +204,105 @@ class WorkerEvent:
         return cls(event, values)
 
 
-def read_line(line: bytes) -> WorkerReport | WorkerEvent:
-    """A line of a worker's stdout. Raises InternalError for one that is neither."""
-    kind = _decoded(line).get("kind")
-    return WorkerEvent.from_line(line) if kind == "event" else WorkerReport.from_line(line)
+@dataclass(frozen=True)
+class EpochsFound(_Line):
+    """What the fleet has cleared, as the worker has listed it: all of it at first, then what has
+    changed. One listing may take several lines of one number."""
+
+    KIND: ClassVar[str] = "epochs"
+
+    serial: int
+    """Of the listing. The daemon says it back (EpochsHeard) once it has acted upon it."""
+    left: int
+    """Lines of this listing that follow."""
+    epochs: Mapping[str, int]
+    """The fleet's, of namespaces that have any, by 32 hex digits."""
+
+    def __post_init__(self) -> None:
+        _checked_epochs(self.epochs)
+
+
+@dataclass(frozen=True)
+class ClearWritten(_Line):
+    """The store has the marker of a clear that the daemon has told of, and none was above it."""
+
+    KIND: ClassVar[str] = "cleared"
+
+    namespace: str
+    epoch: int
+    """The fleet's, from now on or until another clear."""
+    clear_epoch: int
+    """As it was told."""
+    below: int
+    """The fleet's epoch before that, 0 for none: the daemon may not have heard of it yet."""
+
+    def __post_init__(self) -> None:
+        _checked_id("namespace", self.namespace)
+        _checked_epoch(self.epoch)
+
+
+@dataclass(frozen=True)
+class ClearTold(_Line):
+    """To the worker: this namespace was cleared here; mark it in the store."""
+
+    KIND: ClassVar[str] = "clear"
+
+    namespace: str
+    clear_epoch: int
+    """Which clear: its number of this host's."""
+
+    def __post_init__(self) -> None:
+        _checked_id("namespace", self.namespace)
+
+
+@dataclass(frozen=True)
+class EpochsKnown(_Line):
+    """To the worker: what the fleet has cleared, as this host knows from earlier. What of it the
+    store does not have any more is written again."""
+
+    KIND: ClassVar[str] = "known"
+
+    epochs: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        _checked_epochs(self.epochs)
+
+
+@dataclass(frozen=True)
+class EpochsHeard(_Line):
+    """To the worker: nothing is served any more that is older than the listing of this number."""
+
+    KIND: ClassVar[str] = "heard"
+
+    serial: int
+
+
+FromWorker = WorkerReport | WorkerEvent | EpochsFound | ClearWritten
+ToWorker = ClearTold | EpochsKnown | EpochsHeard
+
+
+def read_line(line: bytes) -> FromWorker:
+    """A line of a worker's stdout. Raises InternalError for one that is none of these."""
+    kind = _kind_of(line)
+    if kind == "event":
+        return WorkerEvent.from_line(line)
+    if kind == EpochsFound.KIND:
+        return EpochsFound.from_line(line)
+    return (
+        ClearWritten.from_line(line) if kind == ClearWritten.KIND else WorkerReport.from_line(line)
+    )
+
+
+def read_told(line: bytes) -> ToWorker:
+    """A line of a worker's stdin, behind the first. Raises InternalError for one that is none."""
+    kind = _kind_of(line)
+    if kind == EpochsKnown.KIND:
+        return EpochsKnown.from_line(line)
+    return EpochsHeard.from_line(line) if kind == EpochsHeard.KIND else ClearTold.from_line(line)
+
+
+def _kind_of(line: bytes) -> Any:
+    return _decoded(line).get("kind")
 
 
 def _kinds_of_fields(cls: type) -> dict[str, Any]:
@@ -247,6 +350,22 @@ def _is_count(value: Any) -> bool:
 
 def _is_number(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _checked_id(name: str, value: str) -> None:
+    if len(value) != 32 or any(digit not in "0123456789abcdef" for digit in value):
+        raise _bad(f"has a {name} that is not 32 hex digits")
+
+
+def _checked_epochs(epochs: Mapping[str, int]) -> None:
+    for namespace, epoch in epochs.items():
+        _checked_id("namespace", namespace)
+        _checked_epoch(epoch)
+
+
+def _checked_epoch(epoch: int) -> None:
+    if epoch >= EPOCHS_END:
+        raise _bad(f"has an epoch of {epoch}; they are below {EPOCHS_END}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

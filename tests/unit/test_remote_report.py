@@ -3,12 +3,23 @@ refused."""
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvwarehouse.errors import InternalError
 from kvwarehouse.remote import report
-from kvwarehouse.remote.report import WorkerEvent, WorkerReport, WorkerSettings
+from kvwarehouse.remote.report import (
+    EPOCHS_END,
+    ClearTold,
+    ClearWritten,
+    EpochsFound,
+    EpochsHeard,
+    EpochsKnown,
+    WorkerEvent,
+    WorkerReport,
+    WorkerSettings,
+)
 
 SETTINGS = WorkerSettings(
     link_fd=7,
@@ -53,6 +64,9 @@ REPORT = WorkerReport(
     breaker_opened=1,
     listed_ago_s=12.5,
 )
+SPACE = "fedcba9876543210" * 2
+SAID = [EpochsFound(3, 1, {SPACE: EPOCHS_END - 1}), ClearWritten(SPACE, 7, 5, 3)]
+TOLD = [ClearTold(SPACE, 5), EpochsKnown({SPACE: 7}), EpochsHeard(3)]
 
 
 def changed(line: bytes, **values: object) -> bytes:
@@ -168,3 +182,37 @@ def test_field_of_an_event_cannot_be_its_name() -> None:
 def test_a_line_that_nobody_would_read_is_not_made() -> None:
     with pytest.raises(InternalError, match="at most"):
         replace(REPORT, reason="x" * report.LINE_BYTES_MAX).to_line()
+
+
+def test_lines_of_clears_go_over_and_are_what_they_were() -> None:
+    assert [report.read_line(line.to_line()) for line in SAID] == SAID
+    assert [report.read_told(line.to_line()) for line in TOLD] == TOLD
+
+
+@pytest.mark.parametrize("line", [*SAID, *TOLD])
+def test_lines_of_clears_that_are_not_exactly_so_are_refused(line: Any) -> None:
+    read = report.read_line if line in SAID else report.read_told
+    good = line.to_line()
+    for name in json.loads(good):
+        wrong: list[Any] = [None, -1]
+        if name == "epoch":
+            wrong.append(EPOCHS_END)
+        if name == "epochs":
+            wrong += [{"x": 1}, {SPACE: EPOCHS_END}, []]
+        if name == "namespace":
+            wrong += ["", SPACE.upper(), SPACE[1:]]
+        for bad in [without(good, name), *(changed(good, **{name: value}) for value in wrong)]:
+            with pytest.raises(InternalError):
+                read(bad)
+    for bad_line in (good + b"x", changed(good, more=1), b"", b"7", b"[]", good * 10_000):
+        with pytest.raises(InternalError):
+            read(bad_line)
+
+
+def test_what_is_said_is_not_what_is_told() -> None:
+    for line in SAID:
+        with pytest.raises(InternalError):
+            report.read_told(line.to_line())
+    for line in TOLD:
+        with pytest.raises(InternalError):
+            report.read_line(line.to_line())
