@@ -1,7 +1,8 @@
 """What objects of a fleet are called in a store (docs/design/remote-tier.md):
 
     v1/FLEET/NAMESPACE/EPOCH/DAY/HH/KEY     pages; KEY is that of the last one, HH its first byte
-    v1/FLEET/epoch/NAMESPACE/EPOCH          a clear: objects of lower epochs are of before it
+    v1/FLEET/epoch/NAMESPACE/EPOCH          a clear: objects of lower epochs are of before it;
+                                            NAMESPACE 0: of all namespaces
     v1/FLEET/delta/MILLISECONDS-NODE        what a node has put lately
     v1/FLEET/node/NODE                      that a node lives
     v1/FLEET/janitor/TURN                   that a node cleans up, in these ten minutes
@@ -23,6 +24,8 @@ EPOCH_MAX: Final = (1 << 64) - 1
 DAY_MAX: Final = (1 << 31) - 1
 MILLISECONDS_MAX: Final = 10**13 - 1
 ID_BYTES: Final = 16
+EVERYTHING: Final = bytes(ID_BYTES)
+"""In place of a namespace: all of them. Their ids are digests, so none has it."""
 
 _ID: Final = "([0-9a-f]{32})"
 _NUMBER: Final = "([0-9a-f]{16})"

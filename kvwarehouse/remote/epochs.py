@@ -1,0 +1,311 @@
+"""Clears of a fleet: which epoch each namespace has in the store, and markers of this host's own.
+
+A namespace's epoch is the highest number among its markers, `v1/FLEET/epoch/NAMESPACE/EPOCH`
+(names.py), and among those of EVERYTHING, which are of all namespaces; 0 without one. Markers are
+written once and never changed. A clear is done for all hosts once its marker was listed as the
+highest: whoever clears beside it, and is done sooner, has listed before this marker was there, and
+whoever is done later writes above it. So it is
+
+    list       what is there already was cleared before, and the daemon may not know of it yet
+    write      a marker above all of it
+    list       a marker that is higher by now may be of a clear that does not know of this one:
+               write again, above it. One that came in between, below, is told to the daemon
+
+An epoch of another host is taken from a listing alone: where its marker is not there any more
+(a rule of the store's by age, an emptied bucket) it is written again by whoever knows it.
+
+`is_fresh` is what lets a host serve from the store: what was listed lately is all that was cleared,
+and the daemon has acted upon it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from kvwarehouse.errors import TransportError
+from kvwarehouse.remote.names import EVERYTHING, FleetNames
+from kvwarehouse.remote.nodes import DAY_MS
+from kvwarehouse.remote.object_store import ObjectStore
+from kvwarehouse.remote.report import (
+    EPOCHS_END,
+    EPOCHS_PER_LINE,
+    ClearTold,
+    ClearWritten,
+    EpochsFound,
+    EpochsKnown,
+    FromWorker,
+    ToWorker,
+)
+
+LIST_EVERY_S: Final = 5.0
+RETRY_S: Final = 1.0
+"""After a listing that failed."""
+FRESH_S: Final = 10.0
+"""A core believes its worker's last word for 5 s more (remote/get_link.h): 15 s after a clear no
+host serves what is older, whatever has stopped on it."""
+
+MARKERS_MAX: Final = 1 << 18
+NAMESPACES_MAX: Final = 1 << 16
+"""That have markers. A fleet that has more cannot be listed every few seconds."""
+
+SUPERSEDED_MS: Final = DAY_MS
+"""How long a marker stays that is below another: who writes one has to see what came between."""
+OLDER_OBJECTS_MS: Final = 3600 * 1000
+"""How long objects of older epochs stay."""
+
+_AT_ONCE: Final = 64
+_BITS_OF_NODE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    epoch: int
+    name: str
+    modified_s: float
+    """By the store's clock, seconds since 1970."""
+
+
+Markers = Mapping[bytes, Sequence[Marker]]
+"""By namespace; each has one at least, the highest epoch last."""
+
+
+def list_markers(store: ObjectStore, names: FleetNames) -> Markers:
+    """Raises TransportError, also where there are too many."""
+    found: dict[bytes, list[Marker]] = {}
+    count = 0
+    for item in store.list(names.epochs_prefix):
+        of = names.epoch_of(item.name)
+        if of is None or of[1] >= EPOCHS_END:
+            continue  # none, whoever has written it
+        count += 1
+        found.setdefault(of[0], []).append(Marker(of[1], item.name, item.modified_s))
+        if count > MARKERS_MAX or len(found) > NAMESPACES_MAX:
+            raise TransportError(
+                f"the store has markers of over {NAMESPACES_MAX} cleared namespaces, or over "
+                f"{MARKERS_MAX} of them; use another --fleet-secret, or delete those below "
+                f"{names.epochs_prefix} that no host uses any more",
+                code="remote_failed",
+            )
+    for markers in found.values():
+        markers.sort(key=lambda marker: marker.epoch)
+    return found
+
+
+class Epochs:
+    """`node`: this one's number. `say`: to the daemon; it waits for it. One thread calls `round`,
+    any the rest. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        names: FleetNames,
+        node: int,
+        say: Callable[[FromWorker], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._names, self._say, self._clock = names, say, clock
+        self._low_bits = node & ((1 << _BITS_OF_NODE) - 1)
+        self._told = threading.Event()
+        self._lock = threading.Lock()
+        self._owed: dict[bytes, int] = {}
+        self._known: dict[bytes, int] = {}
+        self._said: dict[bytes, int] = {}
+        self._serial = self._heard = 0
+        self._listed_s: float | None = None  # when the last listing began that was told
+        self._due_s = clock()
+
+    @property
+    def is_fresh(self) -> bool:
+        with self._lock:
+            told = self._serial > 0 and self._heard == self._serial
+        ago_s = self.listed_ago_s
+        return told and ago_s is not None and ago_s < FRESH_S
+
+    @property
+    def listed_ago_s(self) -> float | None:
+        """None: not listed yet."""
+        listed_s = self._listed_s
+        return None if listed_s is None else self._clock() - listed_s
+
+    @property
+    def owed(self) -> int:
+        with self._lock:
+            return len(self._owed)
+
+    def tell(self, told: ToWorker) -> None:
+        """What the daemon says."""
+        with self._lock:
+            if isinstance(told, ClearTold):
+                self._owed[bytes.fromhex(told.namespace)] = told.clear_epoch
+            elif isinstance(told, EpochsKnown):
+                self._learn((bytes.fromhex(name), epoch) for name, epoch in told.epochs.items())
+            else:
+                self._heard = told.serial
+        if isinstance(told, ClearTold):
+            self._told.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there is a clear to write, at most that long."""
+        self._told.wait(timeout_s)
+        self._told.clear()
+
+    def round(self, store: ObjectStore, now_ms: int | None, *, put_if_absent: bool) -> None:
+        """Does what is due. `now_ms`: by the store's clock, None before it is known. Raises
+        TransportError; what was not done then is due again."""
+        with self._lock:
+            owed = dict(islice(self._owed.items(), _AT_ONCE))
+        if owed:
+            self._write(store, now_ms or 0, owed, put_if_absent=put_if_absent)
+        elif self._clock() >= self._due_s:
+            begun_s = self._clock()
+            listed = self._list(store)
+            self._tell(begun_s)
+            self._restore(store, listed)
+
+    # --- the thread of round()
+
+    def _list(self, store: ObjectStore) -> Markers:
+        begun_s = self._clock()
+        self._due_s = begun_s + RETRY_S  # unless it goes through
+        found = list_markers(store, self._names)
+        with self._lock:
+            self._learn((namespace, markers[-1].epoch) for namespace, markers in found.items())
+        self._due_s = begun_s + LIST_EVERY_S
+        return found
+
+    def _write(
+        self, store: ObjectStore, now_ms: int, owed: Mapping[bytes, int], *, put_if_absent: bool
+    ) -> None:
+        before = self._list(store)
+        known = self._copy_of_known()
+        written: dict[bytes, int] = {}
+        for namespace in owed:
+            epoch = self._above(now_ms, _top(known, namespace))
+            # One that is there by now is of a host that has chosen the same number meanwhile. Above
+            # the highest there may be none, which only a stranger can have done: it stays owed.
+            if epoch < EPOCHS_END and store.put(
+                self._names.epoch(namespace, epoch), b"-", if_absent=put_if_absent
+            ):
+                written[namespace] = epoch
+        begun_s = self._clock()
+        after = self._list(store)
+        for namespace, clear_epoch in owed.items():
+            seen = _epochs_of(after, namespace)
+            done = max(seen, default=0) == (epoch := written.get(namespace, -1))
+            if done:
+                seen |= _epochs_of(before, namespace)
+                below = max((each for each in seen if each < epoch), default=0)
+                self._say(ClearWritten(namespace.hex(), epoch, clear_epoch, below))
+            self._strike(namespace, clear_epoch, done=done)
+        self._tell(begun_s)
+        self._restore(store, after)
+
+    def _above(self, now_ms: int, top: int) -> int:
+        """A number above `top` that no other host chooses at this time, as far as can be."""
+        later_ms = max(now_ms, (top >> _BITS_OF_NODE) + 1)
+        return later_ms << _BITS_OF_NODE | self._low_bits
+
+    def _restore(self, store: ObjectStore, listed: Markers) -> None:
+        of_all = _highest(listed, EVERYTHING)
+        gone = [
+            (namespace, epoch)
+            for namespace, epoch in self._copy_of_known().items()
+            if epoch > max(of_all, _highest(listed, namespace))
+        ]
+        for namespace, epoch in gone[:_AT_ONCE]:
+            store.put(self._names.epoch(namespace, epoch), b"-")
+
+    def _tell(self, begun_s: float) -> None:
+        """The daemon, what a listing that began then has changed."""
+        changed = {
+            namespace.hex(): epoch
+            for namespace, epoch in self._copy_of_known().items()
+            if self._said.get(namespace, 0) != epoch
+        }
+        if changed or not self._serial:
+            with self._lock:
+                self._serial += 1  # nothing is fresh until the daemon has said it back
+            for line in _lines(self._serial, changed):
+                self._say(line)
+            self._said.update((bytes.fromhex(name), epoch) for name, epoch in changed.items())
+        self._listed_s = begun_s
+
+    def _strike(self, namespace: bytes, clear_epoch: int, *, done: bool) -> None:
+        """What is not done comes last: others are not to wait for it."""
+        with self._lock:
+            if self._owed.get(namespace) == clear_epoch:  # or it was cleared again meanwhile
+                del self._owed[namespace]
+                if not done:
+                    self._owed[namespace] = clear_epoch
+
+    def _copy_of_known(self) -> dict[bytes, int]:
+        with self._lock:
+            return dict(self._known)
+
+    def _learn(self, epochs: Iterable[tuple[bytes, int]]) -> None:
+        for namespace, epoch in epochs:
+            self._known[namespace] = max(epoch, self._known.get(namespace, 0))
+
+
+def _top(epochs: Mapping[bytes, int], namespace: bytes) -> int:
+    """What a marker of that namespace has to be above."""
+    if namespace == EVERYTHING:
+        return max(epochs.values(), default=0)
+    return max(epochs.get(namespace, 0), epochs.get(EVERYTHING, 0))
+
+
+def _epochs_of(markers: Markers, namespace: bytes) -> set[int]:
+    """Those that are of a namespace; of any, for EVERYTHING."""
+    of = markers if namespace == EVERYTHING else (namespace, EVERYTHING)
+    return {marker.epoch for each in of for marker in markers.get(each, ())}
+
+
+def _highest(markers: Markers, namespace: bytes) -> int:
+    """Of its own ones."""
+    return markers[namespace][-1].epoch if namespace in markers else 0
+
+
+def _lines(serial: int, epochs: Mapping[str, int]) -> Iterator[EpochsFound]:
+    items = list(epochs.items())
+    parts = [items[at : at + EPOCHS_PER_LINE] for at in range(0, len(items), EPOCHS_PER_LINE)]
+    for number, part in enumerate(parts or [[]], 1):
+        yield EpochsFound(serial, max(len(parts), 1) - number, dict(part))
+
+
+# --- what the janitor does with them
+
+
+def superseded(markers: Markers, now_ms: int) -> list[str]:
+    """Names of those that may go."""
+    until_s, of_all = (now_ms - SUPERSEDED_MS) / 1000, _highest(markers, EVERYTHING)
+    return [
+        marker.name
+        for each in markers.values()
+        for marker in each
+        if marker.epoch < max(each[-1].epoch, of_all) and marker.modified_s < until_s
+    ]
+
+
+def aged(markers: Markers, now_ms: int, ttl_days: int) -> list[str]:
+    """Names of those that are to be written again, before a rule of the store's by age
+    (lifecycle.py) takes them: what they clear may be on a host that is away for longer."""
+    until_s, of_all = (now_ms - ttl_days * DAY_MS // 2) / 1000, _highest(markers, EVERYTHING)
+    return [
+        each[-1].name
+        for each in markers.values()
+        if each[-1].epoch >= of_all and each[-1].modified_s < until_s
+    ]
+
+
+def older_epochs(markers: Markers, now_ms: int) -> Callable[[bytes, int], bool]:
+    """Whether objects of a namespace and an epoch may go: it was cleared, and long enough ago."""
+    until = (now_ms - OLDER_OBJECTS_MS) << _BITS_OF_NODE
+    ends = {
+        namespace: max((marker.epoch for marker in each if marker.epoch < until), default=0)
+        for namespace, each in markers.items()
+    }
+    return lambda namespace, epoch: epoch < _top(ends, namespace)

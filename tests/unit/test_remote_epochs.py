@@ -1,0 +1,279 @@
+"""A worker's part of clears: what it lists, says and writes. What follows for hosts is in
+test_clears_of_fleets.py."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse.errors import TransportError
+from kvwarehouse.remote import epochs as module
+from kvwarehouse.remote.epochs import Epochs, list_markers
+from kvwarehouse.remote.names import EVERYTHING, FleetNames
+from kvwarehouse.remote.nodes import DAY_MS
+from kvwarehouse.remote.report import (
+    EPOCHS_END,
+    EPOCHS_PER_LINE,
+    LINE_BYTES_MAX,
+    ClearTold,
+    ClearWritten,
+    EpochsFound,
+    EpochsHeard,
+    EpochsKnown,
+)
+from testkit.timed_store import HostClock, TimedStore
+
+NAMES = FleetNames(bytes(range(16)))
+SPACE, OTHER = b"s" * 16, b"o" * 16
+NOW_MS = 1_700_000_000_000
+NODE = 0xABCD_1234
+
+
+class Rig:
+    def __init__(self, url: str = "memory:///") -> None:
+        self.clock = HostClock()
+        self.store = TimedStore(HostClock(NOW_MS / 1000), url)
+        self.said: list[Any] = []
+        self.epochs = Epochs(NAMES, NODE, self.said.append, self.clock)
+        self.heeds = True
+
+    def round(self, now_ms: int | None = NOW_MS) -> list[Any]:
+        """What it said in it."""
+        before = len(self.said)
+        self.epochs.round(self.store, now_ms, put_if_absent=self.heeds)
+        return self.said[before:]
+
+    def after(self, seconds: float) -> list[Any]:
+        self.clock.now_s += seconds
+        return self.round()
+
+    def mark(self, space: bytes, epoch: int) -> None:
+        self.store.put(NAMES.epoch(space, epoch), b"-")
+
+    def markers(self, space: bytes = SPACE) -> list[int]:
+        return [marker.epoch for marker in list_markers(self.store, NAMES).get(space, ())]
+
+    def clear(self, clear_epoch: int = 1, space: bytes = SPACE) -> None:
+        self.epochs.tell(ClearTold(space.hex(), clear_epoch))
+
+    def hear(self) -> None:
+        self.epochs.tell(EpochsHeard(self.said[-1].serial))
+
+
+@pytest.fixture(params=["memory", "folder"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
+    return Rig("memory:///" if request.param == "memory" else f"file://{tmp_path}")
+
+
+def test_all_epochs_are_said_at_first_and_then_what_has_changed(rig: Rig) -> None:
+    rig.mark(SPACE, 7)
+    rig.mark(SPACE, 5)
+    rig.store.put(f"{NAMES.epochs_prefix}{SPACE.hex()}/not-one", b"-")
+    rig.mark(OTHER, EPOCHS_END)  # which is none
+    assert rig.round() == [EpochsFound(1, 0, {SPACE.hex(): 7})]
+    assert rig.after(module.LIST_EVERY_S - 0.1) == []
+    rig.mark(OTHER, 3)
+    assert rig.after(0.1) == [EpochsFound(2, 0, {OTHER.hex(): 3})]
+    calls = rig.store.calls
+    assert rig.after(module.LIST_EVERY_S) == []
+    assert rig.store.calls == calls + 1
+
+
+def test_nothing_cleared_is_said_too(rig: Rig) -> None:
+    assert rig.round() == [EpochsFound(1, 0, {})]
+
+
+def test_epochs_are_fresh_while_they_were_listed_lately_and_heard(rig: Rig) -> None:
+    assert not rig.epochs.is_fresh
+    rig.round()
+    assert not rig.epochs.is_fresh
+    rig.hear()
+    assert rig.epochs.is_fresh
+    rig.clock.now_s += module.FRESH_S - 0.1
+    assert rig.epochs.is_fresh
+    rig.clock.now_s += 0.1
+    assert not rig.epochs.is_fresh
+    rig.mark(SPACE, 7)
+    rig.round()
+    assert not rig.epochs.is_fresh  # the daemon does not know yet
+    rig.hear()
+    assert rig.epochs.is_fresh
+    assert rig.epochs.listed_ago_s == 0
+
+
+def test_listing_is_as_old_as_its_beginning(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = rig.store.list
+
+    def slowly(prefix: str, after: str = "") -> Any:
+        found = list(listed(prefix, after))
+        rig.clock.now_s += 4
+        return iter(found)
+
+    monkeypatch.setattr(rig.store, "list", slowly)
+    rig.round()
+    assert rig.epochs.listed_ago_s == 4
+
+
+def test_store_that_fails_is_listed_again_soon(rig: Rig) -> None:
+    rig.store.fails = lambda number: True
+    with pytest.raises(TransportError):
+        rig.round()
+    assert rig.said == []
+    rig.store.fails = lambda number: False
+    assert rig.after(module.RETRY_S / 2) == []
+    assert len(rig.after(module.RETRY_S / 2)) == 1
+
+
+def test_clear_is_marked_above_what_there_is_by_the_stores_clock(rig: Rig) -> None:
+    rig.mark(SPACE, 7)
+    rig.clear(5)
+    epoch = NOW_MS << 16 | 0x1234
+    assert rig.epochs.owed == 1
+    assert rig.round() == [
+        ClearWritten(SPACE.hex(), epoch, 5, 7), EpochsFound(1, 0, {SPACE.hex(): epoch}),
+    ]  # fmt: skip
+    assert rig.markers() == [7, epoch]
+    assert rig.epochs.owed == 0
+    assert rig.after(1) == []
+
+
+@pytest.mark.parametrize("now_ms", [None, NOW_MS])
+def test_clear_is_above_a_marker_of_a_clock_ahead(rig: Rig, now_ms: int | None) -> None:
+    ahead = (NOW_MS + DAY_MS) << 16 | 0xFFFF
+    rig.mark(OTHER if now_ms else EVERYTHING, ahead)
+    rig.mark(SPACE, ahead)
+    rig.clear()
+    (written, _) = rig.round(now_ms)
+    assert written.epoch > ahead
+    assert written.below == ahead
+
+
+def test_clear_of_everything_is_above_all(rig: Rig) -> None:
+    ahead = (NOW_MS + DAY_MS) << 16
+    rig.mark(OTHER, ahead)
+    rig.clear(space=EVERYTHING)
+    (written, _) = rig.round()
+    assert (written.namespace, written.below) == (EVERYTHING.hex(), ahead)
+    assert rig.markers(EVERYTHING) == [written.epoch]
+    rig.clear(2)
+    (single, _) = rig.round(0)
+    assert single.epoch > written.epoch
+    assert single.below == written.epoch
+
+
+def test_clear_that_fails_is_written_later(rig: Rig) -> None:
+    rng = random.Random(1)
+    rig.clear()
+    rig.store.fails, rig.store.after = lambda number: rng.random() < 0.7, True
+    for _ in range(100):
+        try:
+            rig.after(1)
+        except TransportError:
+            continue
+    rig.store.fails = lambda number: False
+    (written,) = [line for line in rig.said if isinstance(line, ClearWritten)]
+    assert rig.epochs.owed == 0
+    assert written.epoch == rig.markers()[-1]
+
+
+def test_marker_that_another_is_above_is_written_again(rig: Rig) -> None:
+    put = rig.store.put
+
+    def beaten(name: str, data: Any, *, if_absent: bool = False) -> bool:
+        epoch = NAMES.epoch_of(name)
+        assert epoch is not None
+        put(NAMES.epoch(SPACE, epoch[1] + 1), b"-")
+        return put(name, data, if_absent=if_absent)
+
+    rig.store.put = beaten  # type: ignore[method-assign]
+    rig.clear()
+    said = rig.round()
+    assert [type(line) for line in said] == [EpochsFound]
+    assert rig.epochs.owed == 1
+    rig.store.put = put  # type: ignore[method-assign]
+    (written, _) = rig.round()
+    assert written.epoch == rig.markers()[-1]
+    assert written.below == rig.markers()[-2]
+
+
+def test_number_that_another_host_takes_meanwhile_is_not_ours(rig: Rig) -> None:
+    put = rig.store.put
+
+    def taken(name: str, data: Any, *, if_absent: bool = False) -> bool:
+        put(name, b"another's")
+        return put(name, data, if_absent=if_absent)
+
+    rig.store.put = taken  # type: ignore[method-assign]
+    rig.clear()
+    assert [type(line) for line in rig.round()] == [EpochsFound]
+    assert rig.epochs.owed == 1
+
+
+def test_marker_that_the_store_does_not_list_is_not_there(rig: Rig) -> None:
+    put, rig.store.put = rig.store.put, lambda *args, **named: True  # type: ignore[method-assign]
+    rig.clear()
+    assert [type(line) for line in rig.round()] == [EpochsFound]
+    rig.store.put = put  # type: ignore[method-assign]
+    assert [type(line) for line in rig.round()] == [ClearWritten, EpochsFound]
+
+
+def test_clear_told_again_is_written_again(rig: Rig) -> None:
+    rig.clear(1)
+    rig.clear(2)
+    (written, _) = rig.round()
+    assert written.clear_epoch == 2
+    rig.clear(3)
+    (again, _) = rig.round()
+    assert again.epoch > written.epoch
+
+
+def test_clear_that_nothing_can_be_above_keeps_no_other_waiting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    rig.mark(SPACE, EPOCHS_END - 1)
+    rig.clear(1)
+    rig.clear(1, OTHER)
+    rig.round()
+    (written, _) = rig.round()
+    assert written.namespace == OTHER.hex()
+    assert rig.epochs.owed == 1
+
+
+def test_what_the_daemon_knows_is_written_where_the_store_has_it_not(rig: Rig) -> None:
+    rig.mark(OTHER, 9)
+    rig.epochs.tell(EpochsKnown({SPACE.hex(): 7, OTHER.hex(): 5}))
+    rig.round()
+    assert (rig.markers(), rig.markers(OTHER)) == ([7], [9])
+    rig.store.delete(rig.store.names())
+    rig.after(module.LIST_EVERY_S)
+    assert (rig.markers(), rig.markers(OTHER)) == ([7], [9])
+    rig.store.delete(rig.store.names())
+    rig.mark(EVERYTHING, 8)  # covers the one, and not the other
+    rig.after(module.LIST_EVERY_S)
+    assert (rig.markers(), rig.markers(OTHER)) == ([], [9])
+
+
+def test_many_are_said_in_lines_of_one_listing(rig: Rig) -> None:
+    spaces = [number.to_bytes(16, "big") for number in range(1, 2 * EPOCHS_PER_LINE + 2)]
+    rig.epochs.tell(EpochsKnown({space.hex(): EPOCHS_END - 1 for space in spaces}))
+    said = rig.round()
+    assert [(line.serial, line.left, len(line.epochs)) for line in said] == [
+        (1, 2, EPOCHS_PER_LINE), (1, 1, EPOCHS_PER_LINE), (1, 0, 1),
+    ]  # fmt: skip
+    assert all(len(line.to_line()) <= LINE_BYTES_MAX for line in said)
+
+
+@pytest.mark.parametrize("bound", ["MARKERS_MAX", "NAMESPACES_MAX"])
+def test_too_many_markers_are_a_store_that_fails(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(module, bound, 2)
+    for number in range(3):
+        rig.mark(bytes([number + 1]) * 16, 1)
+    with pytest.raises(TransportError, match="cleared namespaces"):
+        rig.round()
+    assert not rig.epochs.is_fresh
