@@ -1,9 +1,10 @@
 """What is deleted from a fleet's store, and the deleting, a step at a time.
 
-Deleted are days that are over, the oldest days where the store is nearly full, deltas that listings
-have by now, and what nodes and turns have left behind. What has no name of this fleet's (names.py)
-is never touched, whoever put it. Two sweeps at a time delete the same objects, which is no harm.
-Epoch markers stay.
+Deleted are days that are over, the oldest days where the store is nearly full, what was cleared,
+deltas that listings have by now, and what nodes and turns have left behind. What has no name of
+this fleet's (names.py) is never touched, whoever put it. Two sweeps at a time delete the same
+objects, which is no harm. The highest marker of a namespace that was cleared stays, and is written
+again when it is old.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse.remote import epochs
+from kvwarehouse.remote.names import FleetNames, PagesName, PagesPrefix
 from kvwarehouse.remote.nodes import DAY_MS
 from kvwarehouse.remote.object_store import ObjectStore, StoredObject
 
@@ -77,11 +79,13 @@ class Sweep:
     ) -> None:
         self._store, self._names, self._rules, self._removed = store, names, rules, removed
         self._now_ms = rules.now_ms
+        self._is_older_epoch: Callable[[bytes, int], bool] = lambda namespace, epoch: False
         self.swept = Swept()
 
     def steps(self) -> Iterator[None]:
         """Each is a few calls to the store. Raises TransportError where one fails; what is deleted
         then is counted, and another sweep does the rest."""
+        yield from self._tend_markers()
         for prefix in self._doomed():
             yield from self._sweep_day(prefix)
             yield
@@ -100,8 +104,26 @@ class Sweep:
                 continue
             if of.day is None:
                 waiting.extend(self._store.parts(prefix))
-            elif self._is_doomed(of.day):
+            elif self._is_doomed(of.day) or self._is_cleared(of):
                 yield prefix
+
+    def _tend_markers(self) -> Iterator[None]:
+        markers = epochs.list_markers(self._store, self._names)
+        self._is_older_epoch = epochs.older_epochs(markers, self._now_ms)
+        yield
+        names = epochs.superseded(markers, self._now_ms)
+        for at in range(0, len(names), BATCH):
+            self._delete("markers", names[at : at + BATCH])
+            yield
+        for name in epochs.aged(markers, self._now_ms, self._rules.ttl_days):
+            if not self._rules.dry:
+                self._store.put(name, b"-")
+            yield
+
+    def _is_cleared(self, of: PagesPrefix) -> bool:
+        assert of.namespace is not None
+        assert of.epoch is not None
+        return self._is_older_epoch(of.namespace, of.epoch)
 
     def _is_doomed(self, day: int) -> bool:
         today = self._now_ms // DAY_MS

@@ -13,7 +13,7 @@ from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import sweep as rules
 from kvwarehouse.remote.capacity import Capacity
 from kvwarehouse.remote.janitor import Janitor
-from kvwarehouse.remote.names import DAY_MAX, FleetNames, PagesName
+from kvwarehouse.remote.names import DAY_MAX, EVERYTHING, FleetNames, PagesName
 from kvwarehouse.remote.nodes import BEAT_S, BELIEVED_AFTER, DAY_MS, Nodes, StoreClock
 from kvwarehouse.remote.sweep import Sweep, SweepRules, days_too_many
 from testkit.timed_store import HostClock, KeptPages, TimedStore
@@ -357,3 +357,67 @@ def test_sweep_that_failed_is_begun_anew_in_the_next_turn(hosts: Made, rng: rand
     one.janitor.round(put_if_absent=True)
     assert old not in store.names()
     assert one.janitor.deleted_objects == 1
+
+
+HOUR_S = 3600
+DAY_S = 24 * HOUR_S
+
+
+def epoch_of(age_s: float) -> int:
+    """Of a clear so long ago."""
+    return (NOW_MS - int(age_s * 1000)) << 16
+
+
+def mark(store: TimedStore, space: bytes, age_s: float) -> str:
+    name = NAMES.epoch(space, epoch_of(age_s))
+    put_old(store, [name], age_s)
+    return name
+
+
+@pytest.mark.parametrize("cleared", [bytes([1]) * 16, EVERYTHING])
+def test_what_was_cleared_goes_an_hour_later(
+    store: TimedStore, rng: random.Random, cleared: bytes
+) -> None:
+    marker = mark(store, cleared, 2 * HOUR_S)
+    at = epoch_of(2 * HOUR_S)
+    older = [page(rng, TODAY - day, epoch=epoch) for day in range(2) for epoch in (0, at - 1)]
+    kept = [page(rng, TODAY, epoch=at)]
+    kept += [page(rng, TODAY, space=2, epoch=0)] if cleared != EVERYTHING else []
+    put_old(store, [NAMES.pages(name) for name in older + kept])
+    assert swept(store, dry=True).swept.objects == {"pages": 4}
+    assert swept(store).swept.objects == {"pages": 4}
+    assert store.names() == sorted([marker, *map(NAMES.pages, kept)])
+
+
+def test_what_was_cleared_lately_stays(store: TimedStore, rng: random.Random) -> None:
+    mark(store, bytes([1]) * 16, HOUR_S - 1)
+    put_old(store, [NAMES.pages(page(rng, TODAY))])
+    assert swept(store).swept.objects == {}
+
+
+def test_markers_below_others_go_a_day_later(store: TimedStore) -> None:
+    space, other = bytes([1]) * 16, bytes([2]) * 16
+    mark(store, space, 3 * DAY_S)
+    mark(store, EVERYTHING, 2.5 * DAY_S)
+    mark(store, EVERYTHING, 2 * DAY_S)
+    kept = [mark(store, EVERYTHING, HOUR_S), mark(store, EVERYTHING, DAY_S - 1)]
+    kept += [mark(store, other, 60), mark(store, space, 120)]
+    assert swept(store, dry=True).swept.objects == {"markers": 3}
+    assert swept(store).swept.objects == {"markers": 3}
+    assert store.names() == sorted(kept)
+
+
+def test_highest_markers_are_kept_young(store: TimedStore) -> None:
+    """Else a rule of the store's by age takes them, and what they clear comes back."""
+    space, other = bytes([1]) * 16, bytes([2]) * 16
+    store.clock = HostClock(NOW_MS / 1000)
+    old, young = mark(store, space, TTL_DAYS * DAY_S / 2 + 2), mark(store, other, DAY_S)
+
+    def modified() -> dict[str, float]:
+        return {item.name: item.modified_s for item in store.list(NAMES.epochs_prefix)}
+
+    before = modified()
+    swept(store, dry=True)
+    assert modified() == before
+    assert swept(store).swept.objects == {}
+    assert modified() == {old: NOW_MS // 1000, young: before[young]}
