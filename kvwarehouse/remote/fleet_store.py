@@ -95,6 +95,11 @@ class FleetStore:
         """Days since 1970 by the store's clock. None: it has not been asked yet."""
         return self._clock.today() if self._clock.is_known else None
 
+    @property
+    def now_ms(self) -> int | None:
+        """Milliseconds since 1970 by the store's clock. None: it has not been asked yet."""
+        return self._clock.now_ms() if self._clock.is_known else None
+
     def round(self) -> TransportError | None:
         """Does what is due. What failed last, if anything did."""
         failure = None

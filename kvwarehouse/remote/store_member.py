@@ -1,7 +1,8 @@
 """This host as a member of its fleet, in the store: opens it, goes its rounds there, puts and gets
 runs, and says how all of that is.
 
-One thread calls `open` and `round`, which wait for the store; any thread calls the rest.
+One thread calls `open` and `round`, another `round_epochs`, which wait for the store; any thread
+calls the rest.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from kvwarehouse import core
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.remote import store_state
+from kvwarehouse.remote.epochs import Epochs
 from kvwarehouse.remote.fleet_store import FleetStore
 from kvwarehouse.remote.gets import Fill, GetEnded, Gets
 from kvwarehouse.remote.late_presence import LatePresence
 from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
 from kvwarehouse.remote.puts import Destination, Puts
-from kvwarehouse.remote.report import WorkerReport, WorkerSettings
+from kvwarehouse.remote.report import FromWorker, WorkerReport, WorkerSettings
 from kvwarehouse.remote.store_gate import StoreGate
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ _OPENS_WITHIN_S: Final = 10.0
 HUNG_S: Final = 60.0
 """A call that takes so long, and more than twice its deadline, is not coming back. Over a network
 calls end by their deadline."""
+
+
+def _boot_s() -> float:
+    """Monotonic, and a host that slept has not: what it listed before is old."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True)
@@ -60,19 +67,22 @@ class ReadingState:
 
 
 class StoreMember:
-    """`pack`: makes the object of a run; `fill`: stores one's pages here. `clock`: monotonic
-    seconds."""
+    """`pack`: makes the object of a run; `fill`: stores one's pages here. `say`: to the daemon.
+    `clock`: monotonic seconds."""
 
     def __init__(
         self,
         settings: WorkerSettings,
         pack: Callable[[RunToPut], Any],
         fill: Fill,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = _boot_s,
+        *,
+        say: Callable[[FromWorker], None],
     ) -> None:
         self._settings, self._clock = settings, clock
         self._pack, self._fill = pack, fill
         self._names = FleetNames(bytes.fromhex(settings.fleet_id))
+        self.epochs: Final = Epochs(self._names, settings.node, say, clock)
         self._presence = LatePresence(self._new_presence)
         self._gate, self._get_gate = StoreGate(clock), StoreGate(clock)
         self._opened: _Opened | None = None
@@ -115,11 +125,6 @@ class StoreMember:
         self._probe(self._opened.store)
         self._probe_get(self._opened.store)
 
-    @property
-    def epochs_fresh(self) -> bool:
-        """What the fleet has cleared is known."""
-        return True
-
     def reading(self) -> ReadingState:
         """Called about once a second."""
         opened = self._opened
@@ -131,6 +136,21 @@ class StoreMember:
         return ReadingState(
             serving and not opened.store.failing(), figures.bytes_per_s, figures.first_byte_s
         )
+
+    def round_epochs(self) -> None:
+        """What is due of clears. A store that fails is a state."""
+        opened = self._opened
+        if opened is None:
+            return
+        heeds = bool(opened.fleet.facts().put_if_absent)
+        with contextlib.suppress(TransportError):
+            self.epochs.round(opened.store, opened.fleet.now_ms, put_if_absent=heeds)
+
+    @property
+    def epochs_fresh(self) -> bool:
+        """What the fleet has cleared is known, and the daemon has acted upon it: objects of the
+        epochs that it serves are not older than any clear."""
+        return self.epochs.is_fresh
 
     @property
     def is_hung(self) -> bool:
@@ -158,8 +178,9 @@ class StoreMember:
         opened = self._opened
         state, reason = self._state()
         if opened is None:
-            return WorkerReport(state, reason)
+            return WorkerReport(state, reason, epochs_owed=self.epochs.owed)
         facts, figures = opened.fleet.facts(), opened.gets.figures()
+        epochs_ago_s = self.epochs.listed_ago_s
         return WorkerReport(
             state,
             reason,
@@ -177,6 +198,8 @@ class StoreMember:
             deleted_objects=facts.deleted_objects,
             breaker_opened=opened.store.breaker.times_opened,
             listed_ago_s=facts.listed_ago_s,
+            epochs_owed=self.epochs.owed,
+            epochs_ago_s=-1.0 if epochs_ago_s is None else epochs_ago_s,
         )
 
     def _state(self) -> tuple[str, str]:

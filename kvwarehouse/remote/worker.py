@@ -3,17 +3,20 @@ the libraries of the stores, and a session with the daemon like any engine.
 
     python -m kvwarehouse.remote.worker
 
-Not for use by hand: the daemon writes WorkerSettings to stdin, one line, and keeps it open; its end
-is the daemon's end. stdout has the lines of report.py. It ends by a bug, by a lost daemon or by a
-closed link with a code that the daemon reports; a store that fails is a state and no end.
+Not for use by hand: the daemon writes WorkerSettings to stdin, one line, then what it tells of
+clears; its end is the daemon's end. stdout has lines too, all of them report.py's. It ends by a
+bug, by a lost daemon or by a closed link with a code that the daemon reports; a store that fails is
+a state and no end.
 
-The main thread waits for the daemon's end. One thread reports, one looks after the store, some put
-and some get: each has one object in memory at most. What they do is StoreMember's.
+The main thread hears the daemon, and its end. One thread reports, one looks after the store, one
+after clears, some put and some get: each has one object in memory at most. What they do is
+StoreMember's.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 import time
@@ -30,9 +33,11 @@ from kvwarehouse.remote.report import (
     EXIT_HUNG,
     EXIT_LINK_CLOSED,
     LINE_BYTES_MAX,
+    ToWorker,
     WorkerEvent,
     WorkerReport,
     WorkerSettings,
+    read_told,
 )
 from kvwarehouse.remote.store_member import StoreMember
 
@@ -55,6 +60,7 @@ class Worker:
             settings,
             lambda run: session.pack_run(run, fleet),
             lambda run, body, within_s: session.fill_run(run, body, fleet, within_s),
+            say=lambda line: self.say(line.to_line()),
         )
         self._puts = settings.puts if settings.write != "none" else 0
         self._gets = settings.gets
@@ -63,6 +69,11 @@ class Worker:
     def start(self) -> None:
         self.begin("kvw-remote-report", self._report)
         self.begin("kvw-remote-store", self._look_after)
+        self.begin("kvw-remote-epochs", self._look_after_epochs)
+
+    def hear(self, told: ToWorker) -> None:
+        """A line of the daemon's."""
+        self._member.epochs.tell(told)
 
     def say(self, line: bytes) -> None:
         """Waits for the daemon to read."""
@@ -72,14 +83,14 @@ class Worker:
 
     def begin(self, name: str, body: Callable[[], None]) -> None:
         """A thread that ends with the process, and the process with it."""
+        threading.Thread(target=self.guard, args=(body,), name=name, daemon=True).start()
 
-        def run() -> None:
-            try:
-                body()
-            except BaseException as error:  # noqa: BLE001  a thread's edge
-                self._end(error)
-
-        threading.Thread(target=run, name=name, daemon=True).start()
+    def guard(self, body: Callable[[], None]) -> None:
+        """What `body` fails by ends the process."""
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001  a thread's edge
+            self._end(error)
 
     def _end(self, error: BaseException) -> NoReturn:
         if isinstance(error, TransportError) and error.code == "link_closed":
@@ -120,6 +131,12 @@ class Worker:
                 self._begin_gets()
                 working = True
             time.sleep(_ROUND_EVERY_S)
+
+    def _look_after_epochs(self) -> None:
+        while True:
+            # Of two hosts that write above each other one is sooner.
+            self._member.epochs.wait(random.uniform(0.2, 1.0) * _ROUND_EVERY_S)
+            self._member.round_epochs()
 
     # --- puts
 
@@ -171,10 +188,18 @@ def main() -> NoReturn:
     own_process.keep_to_itself()
     lines = own_process.take_stdout()
     settings = WorkerSettings.from_line(sys.stdin.buffer.readline(LINE_BYTES_MAX + 1))
-    Worker(settings, lines).start()
-    while os.read(0, 1):
-        pass
+    worker = Worker(settings, lines)
+    worker.start()
+    worker.guard(lambda: _listen(worker))
     os._exit(0)  # threads of libraries wait for nobody
+
+
+def _listen(worker: Worker) -> None:
+    """Until the daemon's end."""
+    while line := sys.stdin.buffer.readline(LINE_BYTES_MAX + 1):
+        if len(line) <= LINE_BYTES_MAX and not line.endswith(b"\n"):
+            return  # it has ended within one
+        worker.hear(read_told(line))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import breaker, nodes, store_gate, store_member
 from kvwarehouse.remote.breaker import Breaker
-from kvwarehouse.remote.report import WorkerReport, WorkerSettings
+from kvwarehouse.remote.report import FromWorker, WorkerReport, WorkerSettings
 from kvwarehouse.remote.store_member import StoreMember
 from testkit.timed_store import HostClock, KeptPages
 
@@ -77,7 +77,10 @@ class Rig:
         )  # fmt: skip
         self.settings = replace(self.settings, **changes)
         self.filled: list[bytes] = []
-        self.member = StoreMember(self.settings, lambda run: Packed(DATA), self._fill, self.clock)
+        self.said: list[FromWorker] = []
+        self.member = StoreMember(
+            self.settings, lambda run: Packed(DATA), self._fill, self.clock, say=self.said.append
+        )
 
     def _fill(self, run: Any, body: Any, within_s: float) -> Any:
         self.filled.append(bytes(body))

@@ -19,6 +19,12 @@ from kvwarehouse.remote.report import (
     EXIT_FAILED,
     EXIT_HUNG,
     EXIT_LINK_CLOSED,
+    LINE_BYTES_MAX,
+    ClearTold,
+    ClearWritten,
+    EpochsFound,
+    EpochsHeard,
+    FromWorker,
     WorkerEvent,
     WorkerReport,
     WorkerSettings,
@@ -58,7 +64,7 @@ class Worker:
         self.process.stdin.write(replace(settings, get_deadline_s=deadline_s).to_line())
         self.process.stdin.flush()
 
-    def said(self) -> Iterator[WorkerReport | WorkerEvent]:
+    def said(self) -> Iterator[FromWorker]:
         """To its end."""
         for line in self.process.stdout:
             yield read_line(line)
@@ -68,6 +74,10 @@ class Worker:
             if isinstance(said, WorkerReport) and so(said):
                 return said
         raise AssertionError(f"it ended: {self.process.stderr.read()}")
+
+    def tell(self, lines: bytes) -> None:
+        self.process.stdin.write(lines)
+        self.process.stdin.flush()
 
     def ended(self) -> int:
         return int(self.process.wait(60))
@@ -104,9 +114,10 @@ def test_worker_puts_what_is_offered_and_reports(started: Callable[..., Worker])
     for said in worker.said():
         if isinstance(said, WorkerEvent):
             events.append(said.event)
-        elif said.puts == {"stored": 2}:
+        elif isinstance(said, WorkerReport) and said.puts == {"stored": 2}:
             break
     assert events == ["remote_serving"]
+    assert isinstance(said, WorkerReport)
     assert said.put_bytes == 2 * len(worker_program.OBJECT)
     names = FleetNames(FLEET)
     files = [path for path in worker.folder.rglob("*") if path.is_file()]
@@ -144,6 +155,34 @@ def test_worker_that_writes_nothing_takes_no_runs(started: Callable[..., Worker]
     assert "ready for 3 gets" in stderr
     assert "ready for 2" not in stderr
     assert "stored" not in stderr
+
+
+def test_worker_says_what_was_cleared_and_marks_what_it_is_told(
+    started: Callable[..., Worker],
+) -> None:
+    names, space = FleetNames(FLEET), b"s" * 16
+    worker = started()
+    said = worker.said()
+    assert next(line for line in said if isinstance(line, EpochsFound)) == EpochsFound(1, 0, {})
+    worker.tell(EpochsHeard(1).to_line() + ClearTold(space.hex(), 5).to_line())
+    written = next(line for line in said if isinstance(line, ClearWritten))
+    assert (written.namespace, written.clear_epoch, written.below) == (space.hex(), 5, 0)
+    assert (worker.folder / names.epoch(space, written.epoch)).is_file()
+    found = next(line for line in said if isinstance(line, EpochsFound))
+    assert found.epochs == {space.hex(): written.epoch}
+    report = worker.until(lambda report: report.epochs_ago_s >= 0)
+    assert report.epochs_owed == 0
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b'{"kind": "report"}\n', b"x" * LINE_BYTES_MAX])
+def test_worker_ends_where_it_is_told_what_is_no_line(
+    started: Callable[..., Worker], line: bytes
+) -> None:
+    worker = started()
+    worker.until(lambda report: True)
+    worker.tell(line + b"xx\n")
+    assert worker.ended() == EXIT_FAILED
+    assert "a line between the daemon and its remote worker" in worker.close()
 
 
 def test_worker_ends_with_its_daemons_end(started: Callable[..., Worker]) -> None:
