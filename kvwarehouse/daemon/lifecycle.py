@@ -29,6 +29,7 @@ from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.path_watch import PathWatch
 from kvwarehouse.daemon.problems import LOOK_EVERY_S
+from kvwarehouse.daemon.remote_clears import RemoteClears
 from kvwarehouse.daemon.remote_tier import RemoteTier
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
@@ -92,6 +93,7 @@ class Daemon:
         self._recovered: dict[str, Any] = {}
         self._node = 0  # this daemon among those of its fleet
         self._warehouse: DaemonWarehouse | None = None
+        self._clears: RemoteClears | None = None  # with a remote tier
         self._path_watch: PathWatch | None = None
         self._watchdog = Watchdog(log)
         self._failure: StorageError | None = None
@@ -274,6 +276,9 @@ class Daemon:
                 who = identity.establish(places, self._log, fleet)
                 ledger = Ledger(places, who.warehouse_id, self._log, expected=expected)
             opened.callback(ledger.close)
+            if config.remote:
+                self._clears = RemoteClears(places, who.warehouse_id, ledger, self._log)
+                self._clears.finish()
             self._snapshots.fleet_id = who.fleet.fleet_id.hex()
             options.warehouse_id = who.warehouse_id
             options.secret = who.secret
@@ -286,7 +291,7 @@ class Daemon:
             options.epoch_floor = ledger.floor
             options.log_end = ledger.log_end
             self._core = self._engine.Core(options)
-            self._warehouse = DaemonWarehouse(self._core, ledger, self._log)
+            self._warehouse = DaemonWarehouse(self._core, ledger, self._log, self._clears)
             self._warehouse.restore()
             opened.callback(self._stop_core)
             self._recovered = self._core.recover()
@@ -363,7 +368,13 @@ class Daemon:
     def _open_remote(self, stack: ExitStack) -> None:
         if not self._config.remote:
             return
-        tier = RemoteTier(self._config, self._log, self._core, self._snapshots.fleet_id, self._node)
+        assert self._clears is not None
+        assert self._warehouse is not None
+        self._clears.start(self._core, self._warehouse)
+        stack.callback(self._clears.stop)
+        tier = RemoteTier(
+            self._config, self._log, self._core, self._snapshots.fleet_id, self._node, self._clears
+        )
         stack.callback(tier.stop)
         self._snapshots.remote = tier.status
         tier.start()

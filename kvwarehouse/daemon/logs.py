@@ -103,6 +103,9 @@ class Event(StrEnum):
     REMOTE_FAILING = "remote_failing", Level.WARNING
     REMOTE_REFUSED = "remote_refused", Level.ERROR
     REMOTE_FULL = "remote_full", Level.WARNING
+    REMOTE_CLEARED = "remote_cleared", Level.INFO
+    REMOTE_CLEARS_LOST = "remote_clears_lost", Level.ERROR
+    REMOTE_CLEARS_UNSAVED = "remote_clears_unsaved", Level.ERROR
     REMOTE_STOPPED = "remote_stopped", Level.ERROR
     LOG_LINES_LOST = "log_lines_lost", Level.WARNING
     # An event of the native core, with its name in the field "name". What has no level below had

@@ -9,9 +9,11 @@ Otherwise thread-safe.
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Final
@@ -20,13 +22,16 @@ from kvwarehouse.errors import InternalError
 from kvwarehouse.remote.library_texts import without_secrets
 from kvwarehouse.remote.report import (
     LINE_BYTES_MAX,
-    WorkerEvent,
-    WorkerReport,
+    FromWorker,
+    ToWorker,
     WorkerSettings,
     read_line,
 )
 
 COMMAND: Sequence[str] = (sys.executable, "-P", "-m", "kvwarehouse.remote.worker")
+
+TELL_WITHIN_S: Final = 5.0
+"""A worker that has not read what it is told by then hangs."""
 
 _NAMES: Final = (
     "HOME", "PATH", "LANG", "LD_LIBRARY_PATH", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
@@ -54,7 +59,7 @@ class RemoteProcess:
     def __init__(
         self,
         settings: WorkerSettings,
-        hear: Callable[[WorkerReport | WorkerEvent], None],
+        hear: Callable[[FromWorker], None],
     ) -> None:
         self._hear = hear
         self.heard = 0  # lines
@@ -62,6 +67,8 @@ class RemoteProcess:
         self.changed = threading.Event()
         """Set with each line, and when its stdout ends."""
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._telling = threading.Lock()
+        self._is_deaf = False
         self._process = subprocess.Popen(
             COMMAND,
             stdin=subprocess.PIPE,
@@ -78,7 +85,8 @@ class RemoteProcess:
             self._reader("kvw-remote-lines", self._read_lines, self._process.stdout),
             self._reader("kvw-remote-stderr", self._read_stderr, self._process.stderr),
         ]
-        self._tell(settings)
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self.tell(settings)
 
     @property
     def pid(self) -> int:
@@ -110,15 +118,35 @@ class RemoteProcess:
     def close(self) -> None:
         """Lets go of it, as it is."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with self._telling:
+            self._is_deaf = True
+            self._process.stdin.close()
 
-    def _tell(self, settings: WorkerSettings) -> None:
+    def tell(self, line: WorkerSettings | ToWorker) -> bool:
+        """False: it does not listen any more. Waits for it for TELL_WITHIN_S at most; one that does
+        not read until then is a problem."""
+        with self._telling:
+            if not self._is_deaf:
+                self._is_deaf = not self._write(line.to_line())
+            return not self._is_deaf
+
+    def _write(self, data: bytes) -> bool:
         assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(settings.to_line())
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: its exit code says more
+        fd, until_s = self._process.stdin.fileno(), time.monotonic() + TELL_WITHIN_S
+        writable = select.poll()
+        writable.register(fd, select.POLLOUT)
+        while data:
+            try:
+                data = data[os.write(fd, data) :]
+            except BlockingIOError:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or not writable.poll(left_s * 1000):
+                    self.problem = self.problem or "it does not read what it is told"
+                    self.changed.set()
+                    return False
+            except BrokenPipeError:
+                return False  # it has ended: its exit code says more
+        return True
 
     def _reader(
         self, name: str, read: Callable[[IO[bytes]], None], stream: IO[bytes]

@@ -18,11 +18,19 @@ from typing import Any, Final
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.remote_clears import RemoteClears
 from kvwarehouse.daemon.remote_process import RemoteProcess
 from kvwarehouse.daemon.remote_totals import RemoteTotals
 from kvwarehouse.errors import WarehouseError
 from kvwarehouse.remote.object_store import require_obstore
-from kvwarehouse.remote.report import EXITS, WorkerEvent, WorkerReport, WorkerSettings
+from kvwarehouse.remote.report import (
+    EXITS,
+    ClearWritten,
+    EpochsFound,
+    FromWorker,
+    WorkerReport,
+    WorkerSettings,
+)
 from kvwarehouse.wire import status_pb2
 
 LOOK_EVERY_S = 1.0
@@ -74,10 +82,19 @@ def filter_objects(capacity_bytes: int) -> int:
 
 
 class RemoteTier:
-    """`core`: what runs; `fleet_id`: 32 hex digits; `node`: this daemon in its fleet, 64 bits."""
+    """`core`: what runs; `fleet_id`: 32 hex digits; `node`: this daemon in its fleet, 64 bits;
+    `clears`: of that fleet."""
 
-    def __init__(self, config: Config, log: Log, core: Any, fleet_id: str, node: int) -> None:
-        self._config, self._log, self._core = config, log, core
+    def __init__(
+        self,
+        config: Config,
+        log: Log,
+        core: Any,
+        fleet_id: str,
+        node: int,
+        clears: RemoteClears,
+    ) -> None:
+        self._config, self._log, self._core, self._clears = config, log, core, clears
         self._fleet_id, self._node = fleet_id, node
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -164,7 +181,9 @@ class RemoteTier:
         except (OSError, WarehouseError) as error:
             return {"text": f"it could not be started: {error}"}
         self._log.event(Event.REMOTE_WORKER_STARTED, pid=process.pid)
+        self._clears.attach(process.tell)
         text = self._watch(process)
+        self._clears.detach()
         self._end(process)
         with self._lock:
             self._listens_to = 0
@@ -182,6 +201,7 @@ class RemoteTier:
         number = self._starts + 1
         with self._lock:
             self._listens_to = number
+        self._clears.begin(number)
         with contextlib.ExitStack() as workers:
             put_link_fd = self._linked(self._core.attach_remote, workers)
             get_link_fd = self._linked(self._core.attach_remote_gets, workers) if self._reads else 0
@@ -265,8 +285,11 @@ class RemoteTier:
         self._log.event(Event.REMOTE_WORKER_HANGS, pid=process.pid, text=why)
         self._set_off(why)
 
-    def _hear(self, number: int, said: WorkerReport | WorkerEvent) -> None:
+    def _hear(self, number: int, said: FromWorker) -> None:
         """From the thread that reads that worker."""
+        if isinstance(said, EpochsFound | ClearWritten):
+            self._clears.heard(number, said)
+            return
         if isinstance(said, WorkerReport):
             with self._lock:
                 if number == self._listens_to:

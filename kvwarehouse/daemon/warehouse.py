@@ -10,13 +10,17 @@ has noted it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import Ledger, NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.remote_clears import RemoteClears
+from kvwarehouse.daemon.remote_clears_file import Applied
 from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
+from kvwarehouse.remote.names import EVERYTHING
 from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, Namespace, TierCheck
 from kvwarehouse.wire import fill, status_pb2
 
@@ -36,11 +40,29 @@ _CHECK_PAGES: Final = 16
 2 MiB pages are about 3 ms."""
 
 
+REMOTE_WITHIN_S: Final = 5.0
+"""How long a clear waits for the remote store to have it."""
+
+
+@dataclass(frozen=True)
+class Cleared:
+    pages: int
+    epoch: int
+    remote: str
+    """"": there is no remote tier; "done": its store has the clear, and hosts that reach it follow;
+    "owed": it did not answer, and gets it when it does."""
+
+
 class DaemonWarehouse:
-    def __init__(self, core: Core, ledger: Ledger, log: Log) -> None:
+    """`clears`: with a remote tier, over the hosts of its fleet."""
+
+    def __init__(
+        self, core: Core, ledger: Ledger, log: Log, clears: RemoteClears | None = None
+    ) -> None:
         self._core = core
         self._ledger = ledger
         self._log = log
+        self._clears = clears
         # One change of namespaces at a time: ledger and core must see them in the same order.
         self._changes = threading.Lock()
         # The core's numbers: it has given some already to namespaces that it found on its own.
@@ -131,25 +153,50 @@ class DaemonWarehouse:
     def namespaces(self) -> list[NamespaceRecord]:
         return self._ledger.namespaces()
 
-    def clear(self, record: NamespaceRecord | None, *, forget: bool = False) -> tuple[int, int]:
-        """Removes all pages of a namespace (None: of all) from all tiers: (pages, epoch). `forget`:
-        the namespace too; of all, those that nobody stores into or watches.
+    def clear(
+        self,
+        record: NamespaceRecord | None,
+        *,
+        forget: bool = False,
+        remote_within_s: float = REMOTE_WITHIN_S,
+    ) -> Cleared:
+        """Removes all pages of a namespace (None: of all) from all tiers, with a remote one from
+        those of its fleet, whose store is waited for for `remote_within_s`. `forget`: the namespace
+        too; of all, those that nobody stores into or watches.
 
         Raises StorageError (code "clear_not_durable") when the ledger's disk refuses: the pages are
         gone now, and what NVMe held of them may be there again after a restart; CapacityError (code
         "namespace_in_use") where the one to be forgotten was cleared, and cannot be."""
         with self._changes:
-            epoch, durable = self._ledger.raise_epoch(None if record is None else [record.space.id])
-            ordinals = self._core_ordinals(record)
-            pages = self._core.clear(ordinals, epoch)
-            forgotten = self._forget(ordinals, self._unplaced(record)) if forget else 0
+            names = {EVERYTHING if record is None else record.space.id}
+            noted = self._note(names)
+            try:
+                epoch, durable = self._ledger.raise_epoch(
+                    None if record is None else [record.space.id]
+                )
+                ordinals = self._core_ordinals(record)
+                pages = self._core.clear(ordinals, epoch)
+                forgotten = self._forget(ordinals, self._unplaced(record)) if forget else 0
+            finally:
+                if self._clears is not None:
+                    self._clears.wake()
+        remote = self._clears.wait(names, remote_within_s) if self._clears is not None else ""
         self._log.event(
             Event.CLEARED,
             namespace=_named(record),
             pages=pages,
             epoch=epoch,
             namespaces=len(ordinals),
+            **({"remote": remote} if remote else {}),
         )
+        if remote == "owed" and durable and not noted:
+            raise StorageError(
+                f"{pages} pages are cleared, but the fleet's store did not answer, and that it is "
+                "owed a clear cannot be written beside the ledger (remote_clears_unsaved in the "
+                "log says why): a restart may forget it; free the disk and clear again",
+                code="clear_not_durable",
+                context={"pages": pages, "epoch": epoch},
+            )
         if not durable:
             raise StorageError(
                 f"{pages} pages are cleared, but the ledger cannot be written "
@@ -171,7 +218,47 @@ class DaemonWarehouse:
                 code="namespace_in_use",
                 context={"pages": pages, "epoch": epoch},
             )
-        return pages, epoch
+        return Cleared(pages, epoch, remote)
+
+    def _note(self, names: Collection[bytes]) -> bool:
+        """That the fleet is owed a clear of them; whether a restart knows it too."""
+        return self._clears is None or self._clears.note(names, self._ledger.epoch + 1)
+
+    def clear_for_fleet(self, epochs: Mapping[bytes, int]) -> None:
+        """Removes what this host has of namespaces that others have cleared: the fleet's `epochs`.
+        It is noted before it is in the ledger (remote_clears.py)."""
+        assert self._clears is not None
+        with self._changes:
+            known = {name: epoch for name, epoch in epochs.items() if self._ledger.find(name)}
+            if not known:
+                return
+            epoch = self._ledger.epoch + 1
+            self._clears.record({name: Applied(of, epoch) for name, of in known.items()})
+            raised, _ = self._ledger.raise_epoch(known)
+            assert raised == epoch, "the ledger's epoch rises with its changes locked"
+            ordinals = [self._ordinals[name] for name in known if name in self._ordinals]
+            pages = self._core.clear(ordinals, epoch)
+        self._log.event(Event.REMOTE_CLEARED, namespaces=len(known), pages=pages, epoch=epoch)
+
+    def serve_remote(self, name: bytes, applied: Applied) -> bool:
+        """A namespace is of the remote store as `applied` says. False: it is not so any more."""
+        assert self._clears is not None
+        with self._changes:
+            record, ordinal = self._ledger.find(name), self._ordinals.get(name)
+            if record is None or ordinal is None or record.clear_epoch != applied.clear_epoch:
+                return False
+            if self._clears.is_owed(name):
+                return False
+            if self._core.set_remote_epoch(name, applied.epoch, applied.clear_epoch):
+                return True
+            # A clear that is in the ledger has not reached it: it did not answer then.
+            self._core.clear([ordinal], applied.clear_epoch)
+            return self._core.set_remote_epoch(name, applied.epoch, applied.clear_epoch)
+
+    def pages_of(self, name: bytes) -> int:
+        """How many pages the core has of a namespace, whether the ledger knows it or not."""
+        text = name.hex()
+        return sum(each.pages for each in self.core_status().namespaces if each.id == text)
 
     def _forget(self, ordinals: list[int], unplaced: list[bytes]) -> int:
         """Those of the core's `ordinals` that nobody uses (ALL: the one used longest ago), and
@@ -179,12 +266,14 @@ class DaemonWarehouse:
         nothing is stored in them. After a crash before the ledger has it, or where its disk refuses
         it, a restart knows them again, and what was cleared of them stays away as before. None
         while the core has pages that the rising floor would hide."""
-        if self._nameless():
+        if self._nameless() or (self._clears is not None and not self._clears.may_forget):
             return 0
         gone = [name for ordinal in ordinals if (name := self._core.forget_namespace(ordinal))]
         gone += unplaced
         if not gone:
             return 0
+        if self._clears is not None:
+            self._clears.forget(gone)
         epoch, _ = self._ledger.forget(gone)
         self._core.raise_epoch(epoch)
         for name in gone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,17 @@ from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.remote_process import environment
 from kvwarehouse.daemon.remote_tier import RemoteTier
 from kvwarehouse.errors import TransportError, UsageError
-from kvwarehouse.remote.report import WorkerEvent, WorkerReport, WorkerSettings
+from kvwarehouse.remote.report import (
+    ClearTold,
+    ClearWritten,
+    EpochsFound,
+    EpochsHeard,
+    EpochsKnown,
+    WorkerEvent,
+    WorkerReport,
+    WorkerSettings,
+    read_told,
+)
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from testkit import fake_worker
 
@@ -47,10 +58,32 @@ class Core:
         self.get_links.append(socket.socket(fileno=fd))
 
 
+class Clears:
+    """What looks after clears is told which worker runs and what it says of them."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.tell: Any = None
+        self.lines: list[tuple[int, Any]] = []
+
+    def begin(self, number: int) -> None:
+        self.number, self.tell = number, None
+
+    def attach(self, tell: Any) -> None:
+        self.tell = tell
+
+    def detach(self) -> None:
+        self.begin(0)
+
+    def heard(self, number: int, line: Any) -> None:
+        self.lines.append((number, line))
+
+
 class Rig:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.core = Core()
+        self.clears: Any = Clears()
         self.log = io.StringIO()
         given = {
             "remote": f"file://{folder}", "fleet_secret": "/s", "remote_capacity": "1GiB",
@@ -60,7 +93,7 @@ class Rig:
         self.tier = self.made(self.config)
 
     def made(self, of: config.Config) -> RemoteTier:
-        return RemoteTier(of, Log("json", self.log), self.core, FLEET, NODE)
+        return RemoteTier(of, Log("json", self.log), self.core, FLEET, NODE, self.clears)
 
     def order(self, start: int | str, *lines: bytes) -> None:
         (self.folder / f"start-{start}").write_bytes(b"".join(lines))
@@ -338,3 +371,48 @@ def test_missing_extra_is_refused_where_it_is_needed(
         return
     with pytest.raises(UsageError, match=r"kvwarehouse\[remote\]"):
         remote_tier.require(settings)
+
+
+def test_what_the_worker_says_of_clears_is_told_on_and_it_is_told_what_was_heard(rig: Rig) -> None:
+    found = EpochsFound(1, 0, {FLEET: 7})
+    written = ClearWritten(FLEET, 7, 3, 0)
+    rig.order(1, found.to_line(), written.to_line(), report(), b"report\n")
+    rig.tier.start()
+    rig.until("serving")
+    assert rig.clears.lines == [(1, found), (1, written)]
+    eventually(lambda: rig.clears.tell is not None, "it can be told")
+    assert rig.clears.tell(ClearTold(FLEET, 4))
+    assert rig.clears.tell(EpochsHeard(1))
+    told = rig.folder / "told"
+    eventually(lambda: told.exists() and len(told.read_bytes().splitlines()) == 2, "it is told")
+    lines = [read_told(line) for line in told.read_bytes().splitlines(keepends=True)]
+    assert lines == [ClearTold(FLEET, 4), EpochsHeard(1)]
+
+
+def test_nobody_is_told_once_the_worker_has_ended(rig: Rig) -> None:
+    rig.order(1, report(), b"report\n")
+    rig.order("any", report(), b"silent\n")
+    rig.tier.start()
+    rig.until("serving")
+    eventually(lambda: rig.clears.tell is not None, "it can be told")
+    tell = rig.clears.tell
+    os.kill(rig.pids()[0], signal.SIGKILL)
+    eventually(lambda: len(rig.pids()) == 2, "another one runs")
+    assert not tell(EpochsHeard(1))
+
+
+def test_worker_that_does_not_read_what_it_is_told_is_killed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_process, "TELL_WITHIN_S", 0.05)
+    rig.order(1, report(), b"deaf\n")
+    rig.tier.start()
+    eventually(lambda: rig.clears.tell is not None, "it can be told")
+    tell = rig.clears.tell
+    line = EpochsKnown({f"{number:032x}": 1 for number in range(500)})
+    told = 0
+    while tell(line):
+        told += 1
+        assert told < 100, "a pipe is endless"
+    (ended,) = eventually(lambda: rig.events("remote_worker_ended"), "it is killed")
+    assert ended["text"] == "it does not read what it is told"

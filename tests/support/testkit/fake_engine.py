@@ -213,6 +213,12 @@ class FakeCore:
     def attach_remote_gets(self, fd: int) -> None:
         self.attach_remote(fd)
 
+    def set_remote_epoch(self, id: bytes, fleet_epoch: int, clear_epoch: int) -> bool:
+        return True
+
+    def stop_remote(self, id: bytes) -> None:
+        """It serves nothing of a store."""
+
     def stop(self) -> list[tuple[bytes, int]]:
         self.stopped = True
         for link in self.remote_links:

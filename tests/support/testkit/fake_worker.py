@@ -3,8 +3,9 @@
     python fake_worker.py FOLDER
 
 In FOLDER the file `start-N` has, for the Nth start, lines to say; behind them a word of what to do
-then: `report` (the last line again and again), `silent`, `end CODE`. `start-any` is for all others.
-`pids` gets a line a start, `settings` what it was told. It starts often, so it imports little.
+then: `report` (the last line again and again), `silent`, `deaf` (reports, and reads nothing more),
+`end CODE`. `start-any` is for all others. `pids` gets a line a start, `settings` what it was told
+first, `told` what came then. It starts often, so it imports little.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 
 
 def main(folder: Path) -> None:
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
     with (folder / "pids").open("a") as pids:
         pids.write(f"{os.getpid()}\n")
     number = len((folder / "pids").read_text().splitlines())
@@ -25,6 +25,8 @@ def main(folder: Path) -> None:
     if not orders.exists():
         orders = folder / "start-any"
     *said, order = orders.read_bytes().splitlines(keepends=True)
+    reads = order != b"deaf\n"
+    threading.Thread(target=_end_with_stdin, args=(reads,), daemon=True).start()
     for line in said:
         _say(line)
     word, _, rest = order.decode().strip().partition(" ")
@@ -32,7 +34,7 @@ def main(folder: Path) -> None:
         os.write(2, b"PUT https://store/b?sig=planted failed\n")
         os._exit(int(rest))
     while True:
-        if word == "report":
+        if word in ("report", "deaf"):
             _say(said[-1])
         time.sleep(0.02)
 
@@ -42,12 +44,14 @@ def _say(line: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _end_with_stdin() -> None:
+def _end_with_stdin(reads: bool) -> None:
     settings = sys.stdin.buffer.readline()
     (Path(sys.argv[1]) / "settings").write_bytes(settings)
-    while os.read(0, 1):
-        pass
-    os._exit(0)
+    while reads and (line := sys.stdin.buffer.readline()):
+        with (Path(sys.argv[1]) / "told").open("ab") as told:
+            told.write(line)
+    if reads:
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ class HostClock:
     def __call__(self) -> float:
         return self.now_s
 
+    def pass_by(self, seconds: float) -> None:
+        self.now_s += seconds
+
 
 class TimedStore(ObjectStore):
     """`clock`: the store's, seconds since 1970. `scale`: objects are said to have so many times
