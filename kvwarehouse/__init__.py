@@ -35,6 +35,7 @@ from kvwarehouse.sizes import format_size, parse_size
 from kvwarehouse.types import (
     BadCopy,
     CheckProgress,
+    ClearedPages,
     Control,
     FlushResult,
     KeyRun,
@@ -58,6 +59,7 @@ __all__ = [
     "BadCopy",
     "CapacityError",
     "CheckProgress",
+    "ClearedPages",
     "Client",
     "Control",
     "FlushResult",

@@ -269,6 +269,20 @@ class FlushResult:
     pending: int
 
 
+class ClearedPages(int):
+    """How many pages a clear removed, and what became of it in the fleet of a daemon with a remote
+    tier."""
+
+    remote: str = ""
+    """"": there is no remote tier; "done": its store has the clear, and the hosts that reach it
+    follow within seconds; "owed": the store did not answer, and has it when it does."""
+
+    def __new__(cls, pages: int, remote: str = "") -> Self:
+        made = super().__new__(cls, pages)
+        made.remote = remote
+        return made
+
+
 @dataclass(frozen=True)
 class TierCheck:
     """What a check found in one tier, "dram" or "nvme". Counts are copies: a page that is in both

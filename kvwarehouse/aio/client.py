@@ -20,7 +20,7 @@ from kvwarehouse.client.transport import no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
 from kvwarehouse.errors import TransportError
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
+from kvwarehouse.types import CheckProgress, ClearedPages, Control, FlushResult, Namespace
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
@@ -95,7 +95,7 @@ class Client:
         *,
         all: bool = False,
         forget: bool = False,
-    ) -> int:
+    ) -> ClearedPages:
         """As kvwarehouse.Client.clear. Cancelled, it may have been done."""
         return await self._ask(admin.clear(space, everything=all, forget=forget))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Final
 
 from kvwarehouse.cli.connection import (
     add_connection,
@@ -25,6 +26,11 @@ No restart brings cleared pages back. Nothing is erased: their bytes stay in mem
 until others are written there (docs/operations.md has what erases them). To make room only, use
 `kvwarehouse evict`.
 """
+
+_REMOTE: Final = {
+    "done": ", and of the fleet's hosts and store",
+    "owed": "; the fleet's store did not answer, and the other hosts follow when it does",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
             return Exit.FAILED
         pages = client.clear(space, all=space is None, forget=args.forget)
     if args.json:
-        print_json({"cleared": pages})
+        print_json({"cleared": pages, **({"remote": pages.remote} if pages.remote else {})})
     else:
-        print(f"cleared {pages:,} pages of {what}")
+        print(f"cleared {pages:,} pages of {what}{_REMOTE.get(pages.remote, '')}")
     return Exit.OK
 
 

@@ -17,6 +17,7 @@ from kvwarehouse.types import (
     NAMESPACE_ID_BYTES,
     BadCopy,
     CheckProgress,
+    ClearedPages,
     FlushResult,
     Namespace,
     TierCheck,
@@ -117,7 +118,7 @@ def pages(
 
 def clear(
     space: Named | Opened | None, *, everything: bool, forget: bool
-) -> Call[pb.ClearResponse, int]:
+) -> Call[pb.ClearResponse, ClearedPages]:
     """Raises UsageError where not exactly one of the first two is given: it cannot be undone."""
     if (space is None) is not bool(everything):
         raise UsageError(
@@ -125,7 +126,7 @@ def clear(
             " what it removes",
             code="no_target",
         )
-    return Call("Clear", pb.ClearRequest(forget=forget, **_target(space)), _count)
+    return Call("Clear", pb.ClearRequest(forget=forget, **_target(space)), _cleared)
 
 
 def evict(space: Named | Opened | None, pages: int, tiers: str) -> Call[pb.EvictResponse, int]:
@@ -211,7 +212,11 @@ def _progress(answer: pb.CheckResponse) -> CheckProgress:
     )
 
 
-def _count(answer: pb.ClearResponse | pb.EvictResponse | pb.SweepResponse) -> int:
+def _cleared(answer: pb.ClearResponse) -> ClearedPages:
+    return ClearedPages(answer.pages, answer.remote)
+
+
+def _count(answer: pb.EvictResponse | pb.SweepResponse) -> int:
     return answer.pages
 
 

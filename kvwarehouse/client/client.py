@@ -19,7 +19,7 @@ from kvwarehouse.client.transport import Transport, no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
 from kvwarehouse.errors import TransportError
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
+from kvwarehouse.types import CheckProgress, ClearedPages, Control, FlushResult, Namespace
 
 
 class Client:
@@ -106,10 +106,11 @@ class Client:
         *,
         all: bool = False,
         forget: bool = False,
-    ) -> int:
+    ) -> ClearedPages:
         """Removes every page of `space`, or with all=True of all namespaces, from all tiers: no
         restart brings them back. Erases nothing: their bytes stay in memory and on disk until
-        others are written there. Returns the pages removed. Raises UsageError (code
+        others are written there. Returns the pages removed, and in `.remote` whether the hosts of a
+        fleet follow (ClearedPages). Raises UsageError (code
         "no_target") without the one and the other, or with both.
 
         forget: the namespace is no more either (of all: those that nobody stores into or watches),

@@ -16,7 +16,7 @@ from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import GrpcTransfer, span
-from kvwarehouse.daemon.warehouse import DaemonWarehouse
+from kvwarehouse.daemon.warehouse import REMOTE_WITHIN_S, DaemonWarehouse
 from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.daemon.who_has import WhoHas
 from kvwarehouse.errors import UsageError
@@ -161,8 +161,12 @@ class WarehouseService(wire.WarehouseServicer):
         return pb.ListPagesResponse(pages=[_page(page) for page in pages], next=more)
 
     def Clear(self, request: pb.ClearRequest, context: grpc.ServicerContext) -> pb.ClearResponse:
-        pages, epoch = self._warehouse.clear(self._target(request), forget=request.forget)
-        return pb.ClearResponse(pages=pages, epoch=epoch)
+        cleared = self._warehouse.clear(
+            self._target(request),
+            forget=request.forget,
+            remote_within_s=min(REMOTE_WITHIN_S, Deadline.of(context).remaining_s() / 2),
+        )
+        return pb.ClearResponse(pages=cleared.pages, epoch=cleared.epoch, remote=cleared.remote)
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictResponse:
         if not 1 <= request.pages <= wire.MAX_EVICT_PAGES:

@@ -240,12 +240,14 @@ class ClearRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., all: bool = ..., forget: bool = ...) -> None: ...
 
 class ClearResponse(_message.Message):
-    __slots__ = ("pages", "epoch")
+    __slots__ = ("pages", "epoch", "remote")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     pages: int
     epoch: int
-    def __init__(self, pages: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    remote: str
+    def __init__(self, pages: _Optional[int] = ..., epoch: _Optional[int] = ..., remote: _Optional[str] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
     __slots__ = ("namespace_id", "all", "pages", "tiers")
