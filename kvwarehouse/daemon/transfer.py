@@ -155,8 +155,8 @@ class GrpcTransfer:
         """Pages of the longest stored prefix in DRAM, only on NVMe, and behind them probably in the
         remote store. Those in HBM are in DRAM as well, and read from there: this is no process that
         loads into a GPU."""
-        # A lookup of its own never asks for what the daemon shows of the remote store. A client that
-        # only looks up over gRPC would never be told.
+        # A lookup never asks for the remote store's presence filter, and a client that only looks
+        # up over gRPC would never be told of it.
         self._session.refresh(_REFRESH_S)
         space = span.record.space
         hbm, dram, nvme, remote = self._session.lookup(space.id, span.tokens, span.keys)

@@ -78,7 +78,7 @@ def test_pages_that_left_all_tiers_of_a_host_come_back(host: Hosts) -> None:
     assert one.found(1, 3) == {"dram": 3 * RUN_PAGES}
     status = one.until(lambda status: status["gets"].get("filled", 0) == 3, "three were got")
     assert status["get_bytes"] == 3 * RUN_PAGES * RECORD_BYTES
-    assert one.client.status()["lookups"]["pages_hit_remote"] >= 3 * RUN_PAGES
+    assert one.client.status()["core"]["lookups"]["pages_hit_remote"] >= 3 * RUN_PAGES
 
 
 def test_prompt_that_goes_on_where_a_stored_one_ends_loads_what_both_tiers_have(
@@ -235,8 +235,8 @@ def test_worker_that_stands_still_keeps_no_load_beyond_its_time(host: Hosts) -> 
         assert one.load(2) == RUN_PAGES
     finally:
         os.kill(one.worker(), signal.SIGCONT)
-    until_remote(one, 1)
-    assert one.load(1) == RUN_PAGES
+    # By what was read for those who did not wait, or by who reads it again.
+    eventually(lambda: one.load(1) == RUN_PAGES, "it is had again")
 
 
 def test_nothing_is_read_where_that_is_asked_for(host: Hosts) -> None:
