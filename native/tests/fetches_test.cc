@@ -36,7 +36,7 @@ struct Scene {
     return {Key{chain, number + 1}, kDay, number * pages(), pages(), from, within_ns};
   }
   FetchAnswer ask(const FetchRun& run, WitnessKind kind = WitnessKind::tokens, Key space = kSpace) {
-    return world->fetch({space, static_cast<uint32_t>(kind), 0}, run);
+    return world->fetch(asker, {space, static_cast<uint32_t>(kind), 0}, run);
   }
   FetchAnswer ask(uint64_t chain) { return ask(run(chain)); }
   remote::RunToGet next() {
@@ -58,6 +58,7 @@ struct Scene {
 
   World world;
   std::unique_ptr<Peer> peer;
+  SessionId asker = 1;
 };
 
 }  // namespace
@@ -66,7 +67,7 @@ TEST(nothing_is_fetched_without_a_remote_tier_that_is_read) {
   World world(shape_of(4096));
   world.start();
   CHECK(world->fetches() == nullptr);
-  CHECK(world->fetch({kSpace, 1, 0}, {}) == FetchAnswer::off);
+  CHECK(world->fetch(1, {kSpace, 1, 0}, {}) == FetchAnswer::off);
 }
 
 TEST(run_is_handed_out_as_it_was_asked_for) {
@@ -284,28 +285,35 @@ TEST(stores_wake_those_who_wait_while_a_run_is_fetched_and_only_then) {
 
 TEST(runs_beyond_the_bound_are_told_later) {
   Scene scene(shape_of(512, 1), 512 * kMiB);  // small ones
-  for (uint64_t chain = 0; chain < kFetchRuns; ++chain)
-    CHECK(scene.ask(chain) == FetchAnswer::reading);
-  CHECK(scene.ask(kFetchRuns) == FetchAnswer::later);
-  CHECK(scene.ask(0) == FetchAnswer::reading);
+  // Nobody has all of it: each has three quarters of what those before leave.
+  uint64_t chain = 0;
+  for (const uint64_t share : {192, 48, 12, 3, 1}) {
+    for (uint64_t end = chain + share; chain < end; ++chain)
+      CHECK(scene.ask(chain) == FetchAnswer::reading);
+    CHECK(scene.ask(chain) == FetchAnswer::later);
+    ++scene.asker;
+  }
+  CHECK_EQ(chain, kFetchRuns);
+  CHECK(scene.ask(chain) == FetchAnswer::later);
+  CHECK(scene.ask(0) == FetchAnswer::reading);  // it is on its way
   scene.fetches().done(scene.next(), GetEnd::filled);
-  CHECK(scene.ask(kFetchRuns) == FetchAnswer::reading);
-  CHECK(scene.ask(kFetchRuns + 1) == FetchAnswer::later);
-  CHECK_EQ(scene.status().later, 2);
+  CHECK(scene.ask(chain) == FetchAnswer::reading);
+  CHECK(scene.ask(chain + 1) == FetchAnswer::later);
+  CHECK_EQ(scene.status().later, 7);
 }
 
 TEST(bytes_beyond_the_bound_are_told_later_also_where_a_run_becomes_longer) {
-  Scene scene(shape_of(256 << 10, 1), 64 * kMiB);  // an eighth of the arena: two runs, all but
-  const uint64_t record = 260 << 10;
-  const auto within = [&] { return scene.control().remote.queued_bytes.value.load() <= 8 * kMiB; };
+  Scene scene(shape_of(256 << 10, 1), 64 * kMiB);  // an eighth of it: two runs, all but
+  const auto within = [&] { return scene.control().remote.queued_bytes.value.load() <= 6 * kMiB; };
   CHECK(scene.ask(scene.run(1)) == FetchAnswer::reading);
   CHECK(scene.ask(scene.run(2)) == FetchAnswer::later);
-  CHECK(scene.ask(scene.run(2, 0, 4)) == FetchAnswer::reading);
+  CHECK(scene.ask(scene.run(2, 0, 10)) == FetchAnswer::reading);
   CHECK(within());
   CHECK(scene.ask(scene.run(2)) == FetchAnswer::later);  // it waits, and this is more than it
   CHECK(scene.ask(scene.run(3, 0, 15)) == FetchAnswer::reading);
   CHECK(within());
-  CHECK_EQ(scene.next().record_bytes, record);
+  scene.asker = 2;
+  CHECK(scene.ask(scene.run(4, 0, 10)) == FetchAnswer::reading);
 }
 
 TEST(single_run_above_the_bound_of_bytes_is_fetched) {

@@ -4,8 +4,14 @@
 #include "remote/get_link.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 
 #include "client/connection.h"
 #include "tests/check.h"
@@ -124,6 +130,15 @@ std::vector<std::byte> message(const Body& body) {
   return {bytes, bytes + sizeof made};
 }
 
+// As a client does. False: nobody woke it.
+bool wait_on(const std::atomic<uint64_t>& word, uint64_t seen) {
+  const timespec most{kPatienceMs / 1000, 0};
+  const auto* low = reinterpret_cast<const uint32_t*>(&word);
+  return ::syscall(SYS_futex, low, FUTEX_WAIT, static_cast<uint32_t>(seen), &most, nullptr, 0) ==
+             0 ||
+         errno == EAGAIN;
+}
+
 std::string code_of(const std::function<void()>& ask) {
   try {
     ask();
@@ -179,17 +194,19 @@ TEST(nothing_is_served_before_a_worker_says_so) {
 // Who waits is woken: it would wait for its whole time for what nobody fetches.
 TEST(worker_that_dies_ends_its_gets) {
   Tier tier;
-  Client waiting(tier.daemon.client_options());
-  const auto promoted = [&] { return tier.control().promoted.value.load(); };
   std::optional<WorkerGetLink> link(tier.attach());
   tier.serve(*link, 1);
   CHECK(tier.ask(1) == FetchAnswer::reading);
   CHECK(tier.ask(2) == FetchAnswer::reading);
   CHECK(link->next(kLongNs).has_value());
-  const uint64_t before = promoted();
+  const auto& promoted = tier.control().promoted.value;
+  const uint64_t before = promoted.load();
+  check::Thread waiting([&] { CHECK(wait_on(promoted, before)); });
+  waiting.until_it_waits();
   link.reset();
+  waiting.join();
+  CHECK(promoted.load() > before);
   tier.until_serving(false);
-  CHECK(promoted() > before);
   CHECK(tier.ask(1) == FetchAnswer::off);
   CHECK_EQ(tier.status().ends[static_cast<size_t>(GetEnd::failed)], 2);
   CHECK_EQ(tier.status().under_way + tier.status().queued, 0);

@@ -24,6 +24,13 @@ bool is_witness_kind(uint32_t kind) {
          kind == static_cast<uint32_t>(WitnessKind::engine_key);
 }
 
+// Who waits for much, or for long, leaves others a quarter of what there is.
+bool is_share(uint64_t own, uint64_t all, uint64_t more, uint64_t limit) {
+  if (all == 0 || (own == 0 && all + more <= limit)) return true;
+  const uint64_t others = all - own;
+  return others < limit && own + more <= (limit - others) / 4 * 3;
+}
+
 void check(const FetchSpace& space, const FetchRun& run, const NamespaceShape& shape) {
   const uint32_t pages = remote::object_pages(shape);
   if (pages != 0 && run.pages == pages && run.from < pages && run.first_position % pages == 0 &&
@@ -58,7 +65,7 @@ std::optional<FetchAnswer> answer_of(GetEnd end) {
 Fetches::Fetches(WarehouseState& state)
     : state_(state), limit_bytes_(std::min(state.arena.bytes() / 8, kFetchBytes)) {}
 
-FetchAnswer Fetches::ask(const FetchSpace& space, const FetchRun& run) {
+FetchAnswer Fetches::ask(SessionId session, const FetchSpace& space, const FetchRun& run) {
   ++asked_;
   const int ordinal = state_.ordinal_of(space.namespace_id);
   if (!serving() || ordinal < 0) return FetchAnswer::off;
@@ -79,10 +86,13 @@ FetchAnswer Fetches::ask(const FetchSpace& space, const FetchRun& run) {
     return FetchAnswer::reading;
   }
   if (const auto ended = ended_lately(name)) return *ended;
-  Fetch fetch{0,        run.pages,
-              run.from, remote::record_blocks(shape, kind) * uint64_t{kBlockBytes},
-              until_ns, until_ns};
-  if (runs_.size() >= kFetchRuns || !has_room(fetch.bytes())) {
+  Fetch fetch{.session = session,
+              .pages = run.pages,
+              .from = run.from,
+              .record_bytes = remote::record_blocks(shape, kind) * uint64_t{kBlockBytes},
+              .due_ns = until_ns,
+              .until_ns = until_ns};
+  if (!has_room(session, 1, fetch.bytes())) {
     ++later_;
     return FetchAnswer::later;
   }
@@ -92,11 +102,22 @@ FetchAnswer Fetches::ask(const FetchSpace& space, const FetchRun& run) {
   return FetchAnswer::reading;
 }
 
+bool Fetches::has_room(SessionId session, size_t runs, uint64_t bytes) const {
+  uint64_t own_runs = 0, own_bytes = 0;
+  for (const auto& [name, fetch] : runs_) {
+    if (fetch.session != session) continue;
+    ++own_runs;
+    own_bytes += fetch.bytes();
+  }
+  return is_share(own_runs, runs_.size(), runs, kFetchRuns) &&
+         is_share(own_bytes, bytes_, bytes, limit_bytes_);
+}
+
 // `until_ns` may be sooner or later than that of those who wait already.
 FetchAnswer Fetches::join(Fetch& fetch, uint32_t from, uint64_t until_ns) {
   if (fetch.number == 0 && from < fetch.from) {
     const uint64_t more = fetch.record_bytes * (fetch.from - from);
-    if (!has_room(more)) {
+    if (!has_room(fetch.session, 0, more)) {
       ++later_;
       return FetchAnswer::later;
     }

@@ -7,7 +7,8 @@
 //  - A run is here at most once at a time, whoever asks for it. It is what its asker says of it,
 //  all
 //    of it: who says something else of the same page asks for something else, and spoils nothing.
-//  - At most kFetchRuns are here, and kFetchBytes, but for a single run that is larger.
+//  - At most kFetchRuns are here, and kFetchBytes, but for a single run that is larger. No session
+//    has more than three quarters of what the others leave.
 //  - None is here while the tier serves nothing, and none long after its deadline.
 //  - Whoever waits for a run is woken when it ends, and when pages are stored meanwhile.
 #pragma once
@@ -19,6 +20,7 @@
 
 #include "exchange/messages.h"
 #include "remote/get_link.h"
+#include "session/registry.h"
 #include "warehouse/options.h"
 
 namespace kvw {
@@ -31,7 +33,7 @@ class Fetches {
   explicit Fetches(WarehouseState& state);
 
   // A client waits for a run. Throws Error usage "bad_fetch" where there can be no such object.
-  FetchAnswer ask(const FetchSpace& space, const FetchRun& run);
+  FetchAnswer ask(SessionId session, const FetchSpace& space, const FetchRun& run);
 
   // What the worker has said of itself; and that it is gone, or says nothing any more.
   void state(const remote::LinkState& said);
@@ -61,6 +63,7 @@ class Fetches {
     size_t operator()(const Name& name) const { return KeyHash{}(name.key); }
   };
   struct Fetch {
+    SessionId session;    // that asked for it first
     uint64_t number = 0;  // 0: in the queue
     uint32_t pages, from;
     uint64_t record_bytes;
@@ -77,7 +80,8 @@ class Fetches {
   bool serving() const { return said_ && !draining_; }
   void publish();
   FetchAnswer join(Fetch& fetch, uint32_t from, uint64_t until_ns);
-  bool has_room(uint64_t bytes) const { return bytes_ == 0 || bytes_ + bytes <= limit_bytes_; }
+  // For so much more of the session's.
+  bool has_room(SessionId session, size_t runs, uint64_t bytes) const;
   std::optional<FetchAnswer> ended_lately(const Name& name) const;
   Runs::iterator first_due();
   Runs::iterator end(Runs::iterator run, remote::GetEnd end);

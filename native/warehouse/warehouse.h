@@ -92,8 +92,8 @@ class Warehouse final : public nvme::LogHost {
   Puts* puts() { return state_.puts.get(); }
   // Null: nothing is read from one.
   Fetches* fetches() { return state_.fetches.get(); }
-  FetchAnswer fetch(const FetchSpace& space, const FetchRun& run) {
-    return state_.fetches ? state_.fetches->ask(space, run) : FetchAnswer::off;
+  FetchAnswer fetch(SessionId session, const FetchSpace& space, const FetchRun& run) {
+    return state_.fetches ? state_.fetches->ask(session, space, run) : FetchAnswer::off;
   }
   std::string presence_path() const { return state_.presence_path(); }
   // The namespace's objects in the store are of this epoch, as far as its clears here up to
