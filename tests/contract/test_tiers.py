@@ -112,6 +112,7 @@ def test_tiers_are_those_of_a_dictionary_after_pages_were_evicted(
                 "hbm": 0,
                 "dram": mine.count(Tier.DRAM),
                 "nvme": mine.count(Tier.NVME),
+                "remote": 0,
             }
             assert ns.lookup(keys=run.keys).by_tier == by_tier
         seen |= set(expected)

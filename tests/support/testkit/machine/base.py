@@ -317,7 +317,7 @@ class MachineBase(RuleBasedStateMachine):
         scraped = self.serving.metrics()
         hits = [
             scraped[f'kvwarehouse_lookup_hit_pages_total{{tier="{tier}"}}']
-            for tier in ("hbm", "dram", "nvme")
+            for tier in ("hbm", "dram", "nvme", "remote")
         ]
         assert sum(hits) + scraped["kvwarehouse_lookup_missed_pages_total"] == after.asked()
         for tier, status in (("dram", after.dram), ("nvme", after.nvme)):
