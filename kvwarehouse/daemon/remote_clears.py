@@ -16,13 +16,12 @@ What holds, whatever ends at whatever step:
   host's: what was stored here since our clear may be older than theirs.
 
 One thread does all this, in passes: from what the worker has listed, what it has answered, the
-ledger and the file. `note`, `record` and `forget` are called with the warehouse's changes locked;
-any thread calls the rest.
+ledger and the file. `note`, `record`, `added` and `forget` are called with the warehouse's changes
+locked; any thread calls the rest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -122,7 +121,6 @@ class RemoteClears:
     def start(self, core: Any, warehouse: DaemonWarehouse) -> None:
         """Returns at once. The core runs."""
         self._core, self._warehouse = core, warehouse
-        warehouse.listen(self.added)
         self._thread.start()
 
     def stop(self) -> None:
@@ -165,19 +163,16 @@ class RemoteClears:
             self._state.applied.update(applied)
         self._save()
 
-    def added(self, record: NamespaceRecord) -> None:
-        """A namespace that was not known. Where nothing is here of it, nothing here is older than
-        what the fleet has cleared."""
-        assert self._warehouse is not None
-        name = record.space.id
-        pages = -1
-        with contextlib.suppress(WarehouseError):  # else as if there were some
-            pages = self._warehouse.pages_of(name)
+    def added(self, record: NamespaceRecord, pages: int) -> int:
+        """A namespace that was not known. Where no pages are here of it, nothing is older than what
+        the fleet has cleared; else returns the fleet's epoch, which it has to follow, or 0."""
         with self._change:
+            of_fleet = self._of_fleet(record.space.id)
             if pages == 0 and self._is_listed:
-                self._state.applied[name] = Applied(self._of_fleet(name), record.clear_epoch)
+                self._state.applied[record.space.id] = Applied(of_fleet, record.clear_epoch)
                 self._is_changed = True
         self.wake()
+        return of_fleet if pages else 0
 
     def forget(self, names: Iterable[bytes]) -> None:
         """They are no more; what is owed of them still is."""
@@ -368,7 +363,7 @@ class RemoteClears:
                 if _owe_unnoted(self._state, record):
                     self._is_changed = self._work = True
                 applied = self._state.applied[name]
-                is_fresh = self._of_fleet(name) <= applied.epoch and not self._state.owes(name)
+                is_fresh = self._of_fleet(name) <= applied.epoch
                 if is_fresh and self._served.get(name) != applied:
                     ready[name] = applied
             # To write it again, should it be gone.

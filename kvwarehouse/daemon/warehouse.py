@@ -126,6 +126,11 @@ class DaemonWarehouse:
         )
         for listener in self._listeners:
             listener(record)
+        if self._clears is not None:
+            # The core may have pages of it, where a ledger was lost.
+            behind = self._clears.added(record, self._pages_of(space.id))
+            if behind:
+                self._follow({space.id: behind})
         return record
 
     def _add_to_core(self, record: NamespaceRecord) -> None:
@@ -227,18 +232,20 @@ class DaemonWarehouse:
     def clear_for_fleet(self, epochs: Mapping[bytes, int]) -> None:
         """Removes what this host has of namespaces that others have cleared: the fleet's `epochs`.
         It is noted before it is in the ledger (remote_clears.py)."""
-        assert self._clears is not None
         with self._changes:
             known = {name: epoch for name, epoch in epochs.items() if self._ledger.find(name)}
-            if not known:
-                return
-            epoch = self._ledger.epoch + 1
-            self._clears.record({name: Applied(of, epoch) for name, of in known.items()})
-            raised, _ = self._ledger.raise_epoch(known)
-            assert raised == epoch, "the ledger's epoch rises with its changes locked"
-            ordinals = [self._ordinals[name] for name in known if name in self._ordinals]
-            pages = self._core.clear(ordinals, epoch)
-        self._log.event(Event.REMOTE_CLEARED, namespaces=len(known), pages=pages, epoch=epoch)
+            if known:
+                self._follow(known)
+
+    def _follow(self, epochs: Mapping[bytes, int]) -> None:
+        assert self._clears is not None
+        epoch = self._ledger.epoch + 1
+        self._clears.record({name: Applied(of_fleet, epoch) for name, of_fleet in epochs.items()})
+        raised, _ = self._ledger.raise_epoch(epochs)
+        assert raised == epoch, "the ledger's epoch rises with its changes locked"
+        ordinals = [self._ordinals[name] for name in epochs if name in self._ordinals]
+        pages = self._core.clear(ordinals, epoch)
+        self._log.event(Event.REMOTE_CLEARED, namespaces=len(epochs), pages=pages, epoch=epoch)
 
     def serve_remote(self, name: bytes, applied: Applied) -> bool:
         """A namespace is of the remote store as `applied` says. False: it is not so any more."""
@@ -255,7 +262,7 @@ class DaemonWarehouse:
             self._core.clear([ordinal], applied.clear_epoch)
             return self._core.set_remote_epoch(name, applied.epoch, applied.clear_epoch)
 
-    def pages_of(self, name: bytes) -> int:
+    def _pages_of(self, name: bytes) -> int:
         """How many pages the core has of a namespace, whether the ledger knows it or not."""
         text = name.hex()
         return sum(each.pages for each in self.core_status().namespaces if each.id == text)

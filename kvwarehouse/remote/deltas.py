@@ -27,6 +27,11 @@ MORE_S: Final = 0.5
 WAITING_MAX: Final = 8 * delta.ENTRIES_MAX
 
 
+def interval_s(nodes: int) -> float:
+    """Between two deltas of a node, and between two readings of the others', of so many nodes."""
+    return INTERVAL_S + MORE_S * max(0, nodes - FEW_NODES)
+
+
 class Deltas:
     """One thread calls `round()`; any adds."""
 
@@ -69,7 +74,7 @@ class Deltas:
             put_bytes = self._put_bytes
         if not told:
             return
-        self._due_s = now_s + INTERVAL_S + MORE_S * max(0, self._nodes.living - FEW_NODES)
+        self._due_s = now_s + interval_s(self._nodes.living)
         # Each has a name of its own, also where the clock was set back.
         self._last_ms = max(self._last_ms + 1, self._store_clock.now_ms())
         name = self._names.delta(self._last_ms, self._node)

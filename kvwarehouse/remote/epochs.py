@@ -180,7 +180,7 @@ class Epochs:
     def _write(
         self, store: ObjectStore, now_ms: int, owed: Mapping[bytes, int], *, put_if_absent: bool
     ) -> None:
-        before = self._list(store)
+        self._list(store)
         known = self._copy_of_known()
         written: dict[bytes, int] = {}
         for namespace in owed:
@@ -197,7 +197,6 @@ class Epochs:
             seen = _epochs_of(after, namespace)
             done = max(seen, default=0) == (epoch := written.get(namespace, -1))
             if done:
-                seen |= _epochs_of(before, namespace)
                 below = max((each for each in seen if each < epoch), default=0)
                 self._say(ClearWritten(namespace.hex(), epoch, clear_epoch, below))
             self._strike(namespace, clear_epoch, done=done)

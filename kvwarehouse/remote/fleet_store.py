@@ -18,6 +18,7 @@ import numpy as np
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote.capacity import Capacity
+from kvwarehouse.remote.delta_reader import DeltaReader
 from kvwarehouse.remote.deltas import Deltas
 from kvwarehouse.remote.janitor import Janitor
 from kvwarehouse.remote.listing import Listing, Sink
@@ -78,6 +79,7 @@ class FleetStore:
         self._nodes = Nodes(store, names, node, self._clock, clock)
         self._listing = Listing(store, names, sink, self._clock.today, clock)
         self._deltas = Deltas(store, names, node, self._nodes, self._clock, clock)
+        self._reader = DeltaReader(store, names, sink, node, self._nodes, clock)
         self._capacity = Capacity(settings.capacity_bytes, clock)
         self._janitor = Janitor(
             store, names, self._nodes, self._capacity, settings.ttl_days, self._removed
@@ -109,6 +111,7 @@ class FleetStore:
             self._probe,
             self._list,
             self._tell,
+            self._reader.round,
             self._clean,
             self._drop_replaced,
         )

@@ -62,9 +62,7 @@ bool FetchWindow::bring(size_t page, size_t end, uint64_t tick, Reason& why) {
   const size_t gap = first_missing(page);
   if (gap > page) return true;  // it came meanwhile
   if (!call_.follows_stored(gap)) return missed(Reason::missing);
-  // The filter loses what the store turned out not to have.
-  if (!remote_.run(gap))
-    return missed(gap < asked_until_ ? Reason::remote_missing : Reason::missing);
+  if (!remote_.run(gap)) return missed(Reason::missing);
   if (!remote_.served()) return missed(Reason::remote_off);
   if (call_.late()) return missed(Reason::timeout);
   // What the next daemon fetches is not seen here.

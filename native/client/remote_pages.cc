@@ -40,7 +40,11 @@ std::optional<FetchRun> RemotePages::run(size_t page) {
   const size_t last = last_of(page);
   if (last >= call_.prompt.run_end(page)) return std::nullopt;
   const Key& key = call_.prompt.key(last);
-  const auto day = look_->day_of(key);
+  auto day = look_->day_of(key);
+  if (day)
+    found_[last] = *day;
+  else if (const auto found = found_.find(last); found != found_.end())
+    day = found->second;  // taken out since: the daemon knows why
   if (!day) return std::nullopt;
   const uint32_t from = call_.prompt.position(page) % pages_;
   return FetchRun{key, *day, call_.prompt.position(page) - from, pages_, from, 0};

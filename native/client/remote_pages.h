@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 
 #include "client/call.h"
 
@@ -19,8 +20,9 @@ class RemotePages {
   // Behind the last page that may be fetched from `gap` on, the first page of its chain that no
   // tier here has; `gap` itself where there is none.
   size_t reach(size_t gap);
-  // The object that a page is in, wanted from that page on. Nothing: the store does not seem to
-  // have it. Whether the store is read now is another question.
+  // The object that a page is in, wanted from that page on; also one that the filter has lost since
+  // this call first found it. Nothing: the store does not seem to have it. Whether the store is
+  // read now is another question.
   std::optional<FetchRun> run(size_t page);
   // The page behind that object.
   size_t end_of(size_t page) const { return last_of(page) + 1; }
@@ -38,6 +40,7 @@ class RemotePages {
   std::optional<Presence::Look> look_;  // nothing: there is no filter, or nothing of the namespace
   uint64_t epoch_ = 0;                  // that it looks for, + 1
   uint32_t pages_ = 0;
+  std::unordered_map<size_t, uint32_t> found_;  // days of objects, by their last page
 };
 
 }  // namespace kvw

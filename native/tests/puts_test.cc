@@ -257,34 +257,25 @@ TEST(clear_takes_the_runs_that_were_queued) {
 
 // As from a clear until the store knows of it: what is put then would be of no epoch, or of one
 // that is gone.
-TEST(nothing_is_offered_of_a_namespace_whose_epoch_is_not_known) {
+TEST(run_waits_in_the_queue_until_the_epoch_of_its_namespace_is_known) {
   Store store(RemoteWrite::all);
   store.world->stop_remote(kSpace);
   store.store(1);
   store.store(2, kPages - 1);  // no run
-  CHECK_EQ(store.status().offered, 0);
-  CHECK_EQ(store.dropped(PutDrop::no_epoch), 1);
+  CHECK_EQ(store.status().offered, 1);
+  CHECK(store.handed_out().empty());
+  CHECK_EQ(store.status().queued, 1);
   CHECK(store.world->set_remote_epoch(kSpace, kEpoch, 0));
-  store.use(1);
   CHECK(store.handed_out() == std::vector<Key>({store.run(1)}));
 }
 
-TEST(run_whose_epoch_was_lost_in_the_queue_is_passed_over) {
+TEST(run_whose_epoch_was_lost_in_the_queue_waits_for_the_next) {
   Store store(RemoteWrite::all);
   store.store(1);
   store.world->stop_remote(kSpace);
   CHECK(store.handed_out().empty());
-  CHECK_EQ(store.dropped(PutDrop::no_epoch), 1);
-}
-
-TEST(first_use_without_an_epoch_is_no_drop) {
-  Store store(RemoteWrite::reused);
-  store.world->stop_remote(kSpace);
-  store.store(1);
-  store.use(1);
-  CHECK_EQ(store.dropped(PutDrop::no_epoch), 0);
-  store.use(1);
-  CHECK_EQ(store.dropped(PutDrop::no_epoch), 1);
+  CHECK(store.world->set_remote_epoch(kSpace, kEpoch + 1, 0));
+  CHECK_EQ(store.puts().next()->epoch, kEpoch + 1);
 }
 
 TEST(namespace_that_was_forgotten_takes_its_runs) {

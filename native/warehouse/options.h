@@ -149,7 +149,6 @@ enum class PutDrop : uint32_t {
   not_in_dram,  // when its turn came
   cleared,
   already,   // in the store by then
-  no_epoch,  // its namespace's in the store is not known
   count
 };
 const char* put_drop_name(PutDrop why);

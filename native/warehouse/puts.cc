@@ -1,5 +1,6 @@
 #include "warehouse/puts.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "warehouse/state.h"
@@ -8,13 +9,13 @@ namespace kvw {
 
 namespace {
 
-constexpr int kLooksPerStep = 1024;  // at runs that may be of no use any more
+constexpr size_t kLooksPerStep = 1024;  // at runs that may be of no use any more
 
 }  // namespace
 
 const char* put_drop_name(PutDrop why) {
   static constexpr const char* kNames[] = {"queue_full", "too_large", "not_in_dram",
-                                           "cleared",    "already",   "no_epoch"};
+                                           "cleared",    "already"};
   static_assert(std::size(kNames) == kPutDrops);
   return kNames[static_cast<size_t>(why)];
 }
@@ -48,12 +49,9 @@ void Puts::offer(const EntryView& view, bool anew) {
   if (pages == 0 && anew) drop(PutDrop::too_large);
   if (pages == 0 || (state_.catalog.node(view.page).position + 1) % pages != 0) return;
   if (known_.contains(view.key)) return;
-  if (!space.remote_epoch) {
-    if (anew) drop(PutDrop::no_epoch);
-    return;
-  }
   std::optional<uint32_t> day;
-  const Seen seen = look(view.key, *space.remote_epoch, day);
+  const Seen seen =
+      space.remote_epoch ? look(view.key, *space.remote_epoch, day) : Seen::nowhere;
   if (seen == Seen::today || (seen == Seen::nowhere && !anew)) return;
   if (queue_.size() >= kQueued) return drop(PutDrop::queue_full);
   queue_.push_back(view.key);
@@ -63,13 +61,24 @@ void Puts::offer(const EntryView& view, bool anew) {
 }
 
 std::optional<remote::RunToPut> Puts::next() {
-  for (int looks = 0; looks < kLooksPerStep && !queue_.empty(); ++looks) {
+  for (size_t looks = std::min(queue_.size(), kLooksPerStep); looks > 0; --looks) {
     const Key key = queue_.front();
     queue_.pop_front();
+    if (waits_for_epoch(key)) {
+      queue_.push_back(key);
+      continue;
+    }
     if (auto run = run_of(key)) return run;
     known_.erase(key);
   }
   return std::nullopt;
+}
+
+// Its name is not known before the epoch is: the worker has just begun, or a clear is on its way to
+// the store. What was cleared waits for nothing.
+bool Puts::waits_for_epoch(const Key& key) const {
+  const auto view = state_.catalog.find(key);
+  return view && !state_.is_cleared(*view) && !state_.spaces[view->space].remote_epoch;
 }
 
 std::optional<remote::RunToPut> Puts::run_of(const Key& key) {
@@ -82,7 +91,6 @@ std::optional<remote::RunToPut> Puts::run_of(const Key& key) {
   if (view && state_.is_cleared(*view)) return pass_over(PutDrop::cleared);
   if (!view || !view->in_dram()) return pass_over(PutDrop::not_in_dram);
   const Space& space = state_.spaces[view->space];
-  if (!space.remote_epoch) return pass_over(PutDrop::no_epoch);
   if (look(key, *space.remote_epoch, run.day) == Seen::today) return pass_over(PutDrop::already);
   const NamespaceShape& shape = space.shape;
   const auto kind = static_cast<WitnessKind>(state_.pool.meta(view->slot)->witness_kind);

@@ -53,6 +53,7 @@ class Puts {
   enum class Seen { nowhere, today, earlier };
   Seen look(const Key& key, uint64_t epoch, std::optional<uint32_t>& day) const;
   void offer(const EntryView& view, bool anew);
+  bool waits_for_epoch(const Key& key) const;
   std::optional<remote::RunToPut> run_of(const Key& key);
   void drop(PutDrop why) { ++dropped_[static_cast<size_t>(why)]; }
 

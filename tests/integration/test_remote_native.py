@@ -5,9 +5,13 @@ filter, and objects become pages of another host."""
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +38,10 @@ from kvwarehouse.core import (
     check_object,
 )
 from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse.remote.object_store import StoreSettings, open_store
+from kvwarehouse.remote.report import WorkerSettings
+from kvwarehouse_bench.harness.eventually import eventually
 
 FLEET, SPACE = bytes(range(16)), bytes(range(16, 32))
 SECRET = bytes(i % 251 for i in range(SECRET_BYTES))
@@ -93,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[tuple[Core, NativeClient]]:
+def running(folder: Path, read: bool = False) -> Iterator[tuple[Core, NativeClient]]:
     options = CoreOptions()
     options.socket_path = str(folder / "kvw.sock")
     options.arena_dir = str(folder / "arena")
@@ -102,6 +110,7 @@ def running(folder: Path) -> Iterator[tuple[Core, NativeClient]]:
     options.secret = SECRET
     options.remote_write = "all"
     options.remote_fleet = FLEET
+    options.remote_read = read
     core = Core(options)
     core.add_namespace(0, SPACE, *SHAPE, 0)
     assert core.set_remote_epoch(SPACE, 0, 0)
@@ -310,7 +319,7 @@ def test_runs_are_put_under_the_epoch_of_their_namespace_and_none_without(tier: 
     tier.core.stop_remote(SPACE)
     tier.core.stop_remote(bytes(16))  # nobody
     tier.store(RUN)
-    assert tier.core.status()["remote_puts"]["dropped"]["no_epoch"] == 1
+    assert tier.core.status()["remote_puts"]["queued_runs"] == 1  # until there is one
     tier.core.clear([0], 6)
     assert not tier.core.set_remote_epoch(SPACE, 7, 5)
     assert not tier.core.set_remote_epoch(bytes(16), 7, 6)
@@ -369,3 +378,95 @@ def test_objects_of_one_host_become_pages_of_another(
         assert sum(other.lookup(SPACE, tier.tokens, None)) == 2 * RUN
         for shard in range(SHAPE[1]):
             assert (tier.loaded(tier.client, shard) == tier.loaded(other, shard)).all()
+
+
+@contextlib.contextmanager
+def worker(core: Core, folder: Path, store: Path) -> Iterator[None]:
+    """The real one, of the store in that folder."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    core.attach_remote(pairs[0][0].detach())
+    core.attach_remote_gets(pairs[1][0].detach())
+    link_fd, get_link_fd = (its.fileno() for _, its in pairs)
+    settings = WorkerSettings(
+        link_fd=link_fd, get_link_fd=get_link_fd, socket=str(folder / "kvw.sock"),
+        presence_path=str(folder / "arena" / "presence"), fleet_id=FLEET.hex(), node=7,
+        url=f"file://{store}", endpoint="", region="", ca_file="", connect_s=1.0,
+        get_deadline_s=LONG_S, put_deadline_s=LONG_S, puts=1, gets=8, read=True,
+        write_bytes_per_s=0, write="none", capacity_bytes=1 << 30, ttl_days=3, objects=1000,
+    )  # fmt: skip
+    command = [sys.executable, "-P", "-m", "kvwarehouse.remote.worker"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=settings.links
+    ) as process:
+        for _, its in pairs:
+            its.close()
+        assert process.stdin is not None
+        process.stdin.write(settings.to_line())
+        process.stdin.flush()
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+class Asking:
+    """A client's socket, for `fetch` alone (native/exchange/messages.h)."""
+
+    _HEAD = struct.Struct("<IHHQIIII")
+    _HELLO, _WELCOME, _FETCH, _FETCHING = 1, 2, 18, 19
+    READING, MISSING = 0, 3
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(str(folder / "kvw.sock"))
+        self._number = 0
+        self._ask(self._HELLO, 0, struct.pack("<QQ", 0, os.getpid()), self._WELCOME)
+
+    def fetch(self, *runs: RunToGet) -> list[int]:
+        tokens = 1  # of native/base/types.h, WitnessKind
+        body = SPACE + struct.pack("<II", tokens, 0)
+        for run in runs:
+            within_ns = round(run.within_s * 1e9)
+            run_bytes = (run.day, run.first_position, run.pages, run.from_page, within_ns)
+            body += run.key + struct.pack("<IIIIQ", *run_bytes)
+        reply = self._ask(self._FETCH, len(runs), body, self._FETCHING)
+        return list(struct.unpack_from(f"<{len(runs)}I", reply))
+
+    def _ask(self, kind: int, first: int, body: bytes, expected: int) -> bytes:
+        self._number += 1
+        size_bytes = self._HEAD.size + len(body)
+        head = self._HEAD.pack(0x3157564B, 1, kind, self._number, size_bytes, first, 0, 0)
+        self._socket.send(head + body)
+        reply = self._socket.recv(1 << 17)
+        assert self._HEAD.unpack_from(reply)[2] == expected
+        return reply[self._HEAD.size :]
+
+
+def test_worker_reads_back_what_another_host_has_put(
+    tier: Tier, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tier.link.ready(2)
+    tier.store(2 * RUN)
+    runs = [tier.next(), tier.next()]
+    shared, other = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("other")
+    store, names = open_store(StoreSettings(f"file://{shared}")), FleetNames(FLEET)
+    today = int(time.time()) // 86400
+    for run in runs:
+        store.put(names.pages(PagesName(SPACE, 0, today, run.key)), memoryview(tier.pack(run)))
+    with running(other, read=True) as (core, client), worker(core, other, shared):
+        eventually(lambda: client.control()["remote_serving"] == 1, "the store is served")
+        asking = Asking(other)
+        asked = [wanted(run, day=today) for run in reversed(runs)]
+        assert asking.fetch(*asked) == [Asking.READING] * 2
+        eventually(lambda: sum(client.lookup(SPACE, tier.tokens, None)) == 2 * RUN, "all is here")
+        for shard in range(SHARDS):
+            assert (tier.loaded(tier.client, shard) == tier.loaded(client, shard)).all()
+        absent = wanted(runs[0], day=today, key=bytes(16))
+        eventually(lambda: asking.fetch(absent) == [Asking.MISSING], "it is said to be missing")
+
+        def ends() -> dict[str, int]:
+            found = core.status()["remote_fetches"]["ends"]
+            return {end: count for end, count in found.items() if count}
+
+        assert ends()["filled"] == 2
+        assert ends().keys() == {"filled", "missing"}

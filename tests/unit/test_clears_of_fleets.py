@@ -284,17 +284,54 @@ def test_host_that_ended_while_it_followed_has_nothing_older_from_its_start_on(
     assert len(markers(fleet)) == 1
 
 
+def test_marker_of_a_clear_that_never_came_here_clears_here_too(fleet: Fleet) -> None:
+    """It was written before the ledger had the clear, and the daemon has ended in between."""
+    name = warm(fleet)
+    first = fleet.hosts[0]
+    first.clears.note({name}, first.ledger.epoch + 1)
+    first.tend()
+    first.restart()
+    fleet.settle(2)
+    assert [host.own(name) for host in fleet.hosts] == [[], []]
+    assert len(markers(fleet)) == 1
+
+
+def test_pages_of_a_namespace_that_a_lost_ledger_had_are_cleared_before_it_is_open(
+    fleet: Fleet,
+) -> None:
+    first, second = fleet.hosts
+    other = fleet_hosts.space(7)
+    first.core.add_namespace(5, other.id, 4, 1, 8, 0)
+    first.compute(other.id)
+    second.warehouse.open_namespace(other)
+    fleet.clear(second, other.id)
+    fleet.settle(2)
+    assert len(first.core.space(other.id).pages) == 1  # and nobody can read them
+    first.warehouse.open_namespace(other)
+    assert first.own(other.id) == []
+    fleet.settle(2)
+    assert epoch_of(first, other.id) == markers(fleet)[-1]
+
+
 def _end() -> bool:
     raise Ended
 
 
 @pytest.mark.parametrize("behind_ms", [0, 3_600_000])
 @pytest.mark.parametrize("at", range(3))
-def test_clears_of_two_hosts_at_a_time_clear_both(fleet: Fleet, at: int, behind_ms: int) -> None:
-    """`at`: before that call of the one to the store the other does all of its own."""
+@pytest.mark.parametrize("began", ["sooner", "later"])
+def test_clears_of_two_hosts_at_a_time_clear_both(
+    fleet: Fleet, at: int, began: str, behind_ms: int
+) -> None:
+    """`at`: before that call of the one to the store the other does all of its own. `began`: when
+    that one was cleared."""
     name = warm(fleet)
     first, second = fleet.hosts
     first.behind_ms = behind_ms
+    if began == "sooner":
+        fleet.clear(second, name)
+        second.compute(name)  # before the clear of the other
+        second.pass_()
     fleet.clear(first, name)
     first.compute(name)  # before the clear of the other
     first.pass_()
@@ -303,10 +340,12 @@ def test_clears_of_two_hosts_at_a_time_clear_both(fleet: Fleet, at: int, behind_
     def meanwhile() -> None:
         nonlocal calls
         if calls == at:
-            second.compute(name)
-            fleet.clear(second, name)
+            if began == "later":
+                second.compute(name)
+                fleet.clear(second, name)
             second.tend()
-            second.compute(name)
+            second.take(name, 0)
+            second.put()
         calls += 1
 
     first.between = meanwhile
@@ -315,7 +354,7 @@ def test_clears_of_two_hosts_at_a_time_clear_both(fleet: Fleet, at: int, behind_
     first.pass_()
     fleet.check()
     fleet.settle(4)
-    assert first.own(name) == []
+    assert [host.own(name) for host in fleet.hosts] == [[], []]
     assert epoch_of(first, name) == epoch_of(second, name) == markers(fleet)[-1]
 
 

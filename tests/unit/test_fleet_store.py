@@ -315,3 +315,13 @@ def test_five_nodes_of_a_fleet_stay_within_its_capacity(rng: random.Random) -> N
     assert min(days) >= int(world.now.now_s * 1000) // DAY_MS - settings.ttl_days
     assert sum(node.fleet.facts().deleted_objects for node in world.nodes) > 0
     assert {node.fleet.facts().nodes for node in world.nodes} == {6}
+
+
+def test_what_a_node_puts_the_others_know_seconds_later() -> None:
+    world = World(3)
+    rng = random.Random(5)
+    world.pass_by(300)
+    assert world.nodes[0].puts(rng, 100)
+    (name,) = world.nodes[0].put
+    world.pass_by(15)
+    assert all(node.sink.has(name) for node in world.nodes)

@@ -178,7 +178,6 @@ class Host:
         self.warehouse: Any = DaemonWarehouse(self.core, self.ledger, log, self.clears)  # type: ignore[arg-type]
         self.warehouse.restore()
         self.clears._core, self.clears._warehouse = self.core, self.warehouse
-        self.warehouse.listen(self.clears.added)
         for name, pages in self.kept.items():
             space = self.core.space(name)
             if space is not None:
@@ -310,7 +309,9 @@ class Host:
     def own(self, name: bytes) -> list[int]:
         """When what a client would get from this host was computed."""
         space = self.core.space(name)
-        return [at for at, epoch in space.pages if epoch >= space.clear_epoch] if space else []
+        if space is None or self.ledger.find(name) is None:  # nobody opens it unknown
+            return []
+        return [at for at, epoch in space.pages if epoch >= space.clear_epoch]
 
 
 class _Stepped:

@@ -51,8 +51,10 @@ class TimedStore(ObjectStore):
         self._times: dict[str, float] = {}
         self._mutex = threading.Lock()
 
-    def get(self, name: str, begin: int, end: int) -> memoryview | None:
-        return self._called(lambda: self._inner.get(name, begin, end))
+    def get(
+        self, name: str, begin: int, end: int, first_byte: Callable[[], None] = lambda: None
+    ) -> memoryview | None:
+        return self._called(lambda: self._inner.get(name, begin, end, first_byte))
 
     def put(self, name: str, data: Any, *, if_absent: bool = False) -> bool:
         def do() -> bool:

@@ -3,10 +3,10 @@ names, and packs bytes.
 
     python worker_program.py RUNS
 
-RUNS: words. `run` is offered once; `get`: it is wanted back, once a run was put; `closed`: the link
-ends; `bug`: packing fails as nobody expects;
-`prints`: packing prints, as a library may; `hangs`: its put never ends, and a minute is short.
-Behind the last nothing is offered.
+RUNS: words. `run` is offered once; `get`: one is wanted back, once it was put and gets are served,
+and behind the last of them the link ends; `closed`: the link ends; `bug`: packing fails as nobody
+expects; `prints`: packing prints, as a library may; `hangs`: its put never ends, and a minute is
+short. Behind the last nothing is offered.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class GetLink:
     """Wants each run back that was put."""
 
     def __init__(self, fd: int) -> None:
-        self._left = sys.argv.count("get")
+        self._wanted = self._left = sys.argv.count("get")
+        self._ended = 0
+        self._serving = False
         self._lock = threading.Lock()
 
     def ready(self, gets: int) -> None:
@@ -94,12 +96,13 @@ class GetLink:
     def state(self, serving: bool, read_bytes_per_s: int, first_byte_ns: int) -> None:
         assert read_bytes_per_s >= 0
         assert first_byte_ns >= 0
-        if serving:
-            print("reading is served")
+        self._serving = serving
 
     def next(self, timeout_s: float) -> RunToGet | None:
         with self._lock:
-            if self._left and File.made is not None and File.made.days:
+            if self._wanted and self._ended == self._wanted:
+                raise TransportError("the daemon closed it", code="link_closed")
+            if self._left and self._serving and File.made is not None and File.made.days:
                 self._left -= 1
                 (key, _), day = next(iter(File.made.days.items()))
                 return RunToGet(key, day)
@@ -108,6 +111,8 @@ class GetLink:
 
     def done(self, run: RunToGet, end: str, pages: int) -> None:
         print(f"{pages} pages {end} at nice {os.getpriority(os.PRIO_PROCESS, 0)}")
+        with self._lock:
+            self._ended += 1
 
 
 class Session:
