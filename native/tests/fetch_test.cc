@@ -4,6 +4,7 @@
 #include <ranges>
 
 #include "tests/remote_field.h"
+#include "tests/slow_line.h"
 
 namespace kvw {
 namespace {
@@ -255,6 +256,28 @@ TEST(load_whose_time_is_up_ends_and_what_it_asked_for_comes_all_the_same) {
   CHECK(field.asked() < 20);
   goes_on = true;
   eventually([&] { return field.lookup(chain).dram == 2 * kRun; });
+}
+
+TEST(load_ends_when_the_daemon_answers_what_makes_no_sense) {
+  Field field;
+  const Chain chain(field.daemon.shape(), 1, 2 * kRun);
+  field.put(chain);
+  field.get = [](const RunToGet&) { return GetEnd::count; };
+  std::atomic<uint32_t> answers{2};
+  SlowLine line(field.daemon.socket());
+  line.edit([&](MessageHead& head, std::byte* body) {
+    if (head.type != MessageType::fetching) return;
+    std::memset(body, 0x7f, sizeof(FetchAnswer));
+    head.first = answers;
+  });
+  ClientOptions options = field.daemon.client_options();
+  options.socket_path = line.socket();
+  field.client = std::make_unique<Client>(options);
+  for (const uint32_t count : {2u, 1u, 0u, 3u}) {
+    answers = count;
+    CHECK_EQ(field.load(chain, 0), "unreachable");
+  }
+  field.client.reset();
 }
 
 TEST(load_ends_when_the_worker_dies_under_it) {

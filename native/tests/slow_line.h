@@ -8,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,6 +41,10 @@ class SlowLine {
   uint64_t requests() const { return requests_; }  // so far
   // Welcomes of an older daemon, which has not these flags.
   void hide(uint32_t welcome_flags) { hidden_ = welcome_flags; }
+  // Whatever is to be made of replies; set before anybody connects.
+  void edit(std::function<void(MessageHead& head, std::byte* body)> edit) {
+    edit_ = std::move(edit);
+  }
   // Both sides of every connection see a hang-up.
   void cut() {
     cut_ = true;
@@ -104,6 +109,7 @@ class SlowLine {
     auto* head = reinterpret_cast<MessageHead*>(buffer_.data());
     if (parse_head(std::span(buffer_).first(piece.iov_len)) && head->type == MessageType::welcome)
       head->flags &= ~hidden_;
+    if (edit_) edit_(*head, buffer_.data() + sizeof *head);
     const bool sent = ::sendmsg(to.get(), &message, MSG_NOSIGNAL) == got;
     for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
          part = CMSG_NXTHDR(&message, part))
@@ -117,6 +123,7 @@ class SlowLine {
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kMessageBytes);
   std::atomic<uint64_t> replies_{kAll}, requests_{0};
   std::atomic<uint32_t> hidden_{0};
+  std::function<void(MessageHead&, std::byte*)> edit_;
   std::atomic<bool> cut_{false}, ends_{false};
   std::thread thread_;
 };
