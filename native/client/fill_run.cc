@@ -174,6 +174,7 @@ class RunFilling {
   bool step() {
     const std::vector<size_t> sealing = copied();
     std::vector<Seal> seals;
+    seals.reserve(sealing.size());
     for (const size_t part : sealing) seals.push_back(parts_[part].seal);
     if (!seals.empty() && view().arena()->lost())
       throw Error(ErrorKind::storage, "memory_lost",
@@ -187,6 +188,7 @@ class RunFilling {
     message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(asking.size()),
                        kExchangeSince);
     std::vector<uint32_t> shards;
+    shards.reserve(asking.size());
     for (const size_t part : asking) shards.push_back(shard_of(part));
     const Connection::Reply reply = link_.exchange(*daemon_, message, seals, shards,
                                                    std::max(deadline_ns_, now_ns() + kGraceNs));
