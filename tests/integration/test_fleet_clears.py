@@ -149,7 +149,7 @@ def test_clear_without_a_worker_is_owed_and_written_by_the_next_daemon(fleet: Fl
     eventually(lambda: len(fleet.markers()) == 1, "the clear is in the store")
     eventually(lambda: second.has() == 0, "the other host follows")
     assert first.has() == 0
-    assert first.serving.said("remote_cleared") is False
+    assert first.serving.events("remote_cleared") == []
     first.kill()
     first.start()
     first.client.open(OTHER)
