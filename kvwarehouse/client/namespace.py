@@ -53,7 +53,8 @@ class OpenNamespace:
         self._reopen = reopen
 
     def lookup(self, tokens: Any = None, *, keys: Keys | None = None) -> Match:
-        """The longest stored prefix of the prompt. Reads shared memory, no call to a local daemon.
+        """The longest stored prefix of the prompt, and what the remote store probably has behind
+        it: whole objects, of up to 256 tokens each. Reads shared memory, no call to a local daemon.
 
         Promises nothing: what matches now can be evicted before it is loaded, and is then a miss.
         Raises UsageError on bad input; over gRPC, TransportError."""
@@ -65,9 +66,9 @@ class OpenNamespace:
     def tiers(
         self, tokens: Any = None, *, keys: Keys | None = None, counted: bool = True
     ) -> NDArray[np.uint8]:
-        """Where each page is now, as Tier numbers: 0 missing, 1 DRAM, 2 NVMe. Ends at the first gap
-        of the prompt, or of each run of keys: pages behind it are 0 too, and pages that stand alone
-        are each seen by themselves.
+        """Where each page is now, as Tier numbers: 0 missing, 1 DRAM, 2 NVMe, 4 probably in the
+        remote store. Ends at the first gap of the prompt, or of each run of keys: pages behind it
+        are 0 too, and pages that stand alone are each seen by themselves.
 
         Reads shared memory, as lookup does, and counts as one, unless counted=False (for who asks
         what to store, not what to load); makes no call, touches no page.
@@ -90,12 +91,14 @@ class OpenNamespace:
 
         out: uint8 (k, page_bytes), C-contiguous and writable, or Regions of k pages; at most k
         pages are loaded. What it waits for on a GPU: see Regions.on_device. Each page is verified;
-        one that fails is a miss, and the load ends before it. Blocks for the copy, and for pages on
-        NVMe until they are promoted, at most timeout_s; a load cut by its time keeps what arrived
-        in order.
+        one that fails is a miss, and the load ends before it. Blocks for the copy, for pages on
+        NVMe until they are promoted, and for those of the remote store until they are fetched, at
+        most timeout_s; a load cut by its time keeps what arrived in order.
 
         Returns the pages filled, an int with `.missed`: reasons for the others. Rows of `out` from
-        there on hold nothing of meaning. Raises UsageError on bad input, TransportError where a
+        there on hold nothing of meaning. Of the remote store: "remote_missing" (it does not have
+        them after all), "remote_damaged", "remote_failed", "remote_off" (it is not read now),
+        "no_room" (here). Raises UsageError on bad input, TransportError where a
         remote daemon is gone."""
         request = LoadRequest.checked(self.space, tokens, keys, out, first, shard, timeout_s)
         if not request.out.count:
@@ -144,7 +147,8 @@ class OpenNamespace:
         timeout_s: float = 0.0,
     ) -> Pins:
         """Holds the longest stored prefix from page `first` in DRAM, so that work queued on a
-        device may read it. Pages on NVMe are promoted first, as far as timeout_s reaches.
+        device may read it. Pages on NVMe are promoted first, and those of the remote store fetched,
+        as far as timeout_s reaches.
 
         Returns Pins (0 pages where nothing matched). Raises PinError over the budget of pins, and
         UsageError (code "unsupported") on a remote client, which shares no memory."""

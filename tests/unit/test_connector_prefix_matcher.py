@@ -32,7 +32,7 @@ class Store:
         self._object_pages = object_pages
         self.asked = 0
 
-    def tiers(self, *, keys: Sequence[kvw.KeyRun]) -> NDArray[np.uint8]:
+    def tiers(self, *, keys: Sequence[kvw.KeyRun], counted: bool = True) -> NDArray[np.uint8]:
         (run,) = keys
         self.asked += len(run.keys)
         end = run.position + len(run.keys)
@@ -57,6 +57,13 @@ def test_hit_goes_as_far_as_whole_objects_do(
     assert hit.tokens == 5 * object_pages * block_tokens
     assert hit.remote_share == 1
     assert hit.dram_share == 0
+
+
+def test_block_that_only_the_remote_store_has_is_stored_here_too() -> None:
+    store: Any = Store(16)
+    group = CacheGroup(0, Rule.PREFIX, 16, 0, 16, ("layer",))
+    matcher = PrefixMatcher([group], [store], 16)
+    assert matcher.missing(0, Keys(20), range(20)) == list(range(20))
 
 
 def test_miss_pays_for_no_more_than_one_object() -> None:

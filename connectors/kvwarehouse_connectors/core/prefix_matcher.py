@@ -155,10 +155,11 @@ class PrefixMatcher:
                 return  # loads are verified, pinned or not
 
     def missing(self, place: int, keys: BlockKeys, wanted: Sequence[int]) -> list[int]:
-        """Those of the blocks `wanted` that are not stored."""
+        """Those of the blocks `wanted` that are not stored here, whatever the remote store has."""
         run = page_run(place, self._groups[place], keys, wanted, None)
         tiers = self._opened[place].tiers(keys=run.key_runs(), counted=False)
-        return [block for block, tier in zip(wanted, tiers, strict=True) if not tier]
+        nowhere = np.isin(tiers, [kvw.Tier.MISSING, kvw.Tier.REMOTE])
+        return [block for block, missing in zip(wanted, nowhere, strict=True) if missing]
 
     def release(self, keys: BlockKeys) -> int:
         """Says of all stored blocks of a request that they are needed no more. Returns how many."""

@@ -9,6 +9,7 @@ Thread-safe.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,17 +110,16 @@ class TierPages(PageStore):
         for batch in _by_group(job.chunks):
             rest: Sequence[TierChunk] = batch
             while rest and job.left_s and self.alive:
-                pins = self._pin(
-                    rest[0].group.space, GroupChunks(rest), min(job.left_s, _LOAD_SLICE_S)
-                )
+                began_s, slice_s = time.monotonic(), min(job.left_s, _LOAD_SLICE_S)
+                pins = self._pin(rest[0].group.space, GroupChunks(rest), slice_s)
                 if pins is None:  # over the budget: what came so far is in DRAM all the same
                     break
                 if pins.pages:
                     job.pins.append(pins)
                 outcome.done += rest[: pins.pages]
                 rest = rest[pins.pages :]
-                if rest and self.tier(rest[0], counted=False) == kvw.Tier.MISSING:
-                    rest = rest[1:]
+                if not pins.pages and time.monotonic() - began_s < slice_s:
+                    rest = rest[1:]  # it does not come, whoever says that it is there
             outcome.done += [chunk for chunk in rest if self.tier(chunk, counted=False) in NEAR]
         return outcome
 
