@@ -20,7 +20,7 @@ from vllm_parts.specs import config, full, window
 GROUPS = cache_groups(config(full(16), window(16, 64), hash_tokens=16))
 PAGE = 1 << 20
 SPACES = [space_of(place, group, PAGE) for place, group in enumerate(GROUPS)]
-DRAM, NVME = kvw.Tier.DRAM, kvw.Tier.NVME
+DRAM, NVME, REMOTE = kvw.Tier.DRAM, kvw.Tier.NVME, kvw.Tier.REMOTE
 
 
 class Clock:
@@ -187,3 +187,41 @@ def test_steps_whose_end_is_never_told_are_bounded(clock: Clock) -> None:
     for _ in range(10_000):
         chosen.step_begins({"a": 1_600})
     assert len(chosen._steps) <= 8
+
+
+# --- the remote store
+
+
+def test_remote_store_is_used_as_fast_as_the_daemon_says(clock: Clock) -> None:
+    chosen = policy(1_000)  # 16 ms a page of 1 MiB
+    where = hit((DRAM, 50), (REMOTE, 50))
+    fast = control(remote_read_bytes_per_s=10**9, remote_first_byte_ns=10**7)
+    assert chosen.worth_tokens(where, fast) == where.tokens
+    assert policy(1_000).worth_tokens(where, control(remote_read_bytes_per_s=10**6)) == 800
+    late = control(remote_read_bytes_per_s=10**9, remote_first_byte_ns=10**10)
+    assert policy(1_000).worth_tokens(where, late) == 800
+    queued = control(remote_read_bytes_per_s=10**9, remote_queued_bytes=10**10)
+    assert policy(1_000).worth_tokens(where, queued) == 800
+
+
+def test_remote_store_that_was_too_slow_is_tried_again_until_the_daemon_says_otherwise(
+    clock: Clock,
+) -> None:
+    chosen = policy(1_000)
+    where = hit((DRAM, 50), (REMOTE, 50))
+    slow = control(remote_read_bytes_per_s=10**6)
+    assert chosen.worth_tokens(where, slow) == 800
+    clock.now_s += 1.9
+    assert chosen.worth_tokens(where, slow) == 800
+    clock.now_s += 0.2
+    assert chosen.worth_tokens(where, slow) == where.tokens, "one tries"
+    assert chosen.worth_tokens(where, slow) == 800, "the others wait for how it goes"
+    assert chosen.worth_tokens(where, control(remote_read_bytes_per_s=10**9)) == where.tokens
+
+
+@pytest.mark.parametrize("load", ["worth", "always"])
+def test_remote_store_is_not_promised_without_a_daemon(load: str, clock: Clock) -> None:
+    chosen = policy(100, load=load)
+    assert chosen.worth_tokens(hit((DRAM, 50), (REMOTE, 50)), None) == 800
+    if load == "always":
+        assert chosen.worth_tokens(hit((REMOTE, 50)), control()) == 800
