@@ -287,7 +287,7 @@ OVERVIEW = {
         ),
         Panel(
             "Until the store begins to answer",
-            "To the first byte of an object, smoothed. 0: nothing was read yet.",
+            "To the first byte of an object. 0: nothing was read in the last minute.",
             SECONDS,
             [
                 Line(
@@ -559,10 +559,10 @@ DETAIL = {
         ),
         where_on(
             by_daemon(
-                "Speed of one read",
+                "Speed of reads",
                 BYTES_PER_S,
                 "remote_read_bytes_per_second",
-                says="Of one object, smoothed.",
+                says="While something is read. 0: nothing was in the last minute.",
             )
         ),
         where_on(by_daemon("Until its first byte", SECONDS, "remote_first_byte_seconds")),
@@ -571,7 +571,7 @@ DETAIL = {
                 "Age of what is known of clears",
                 SECONDS,
                 "remote_epochs_age_seconds",
-                says="Above 15 nothing is read. -1: nothing is known.",
+                says="Above 10 nothing is read. -1: nothing is known.",
             )
         ),
         where_on(

@@ -40,8 +40,9 @@ check   tries the same, compares clocks, counts objects and bytes by day and nam
         a sample of objects as a reader would: headers, place, keys, and the digest of each page.
 status  asks the daemon for its remote part: state, reason, what it put and read.
 gc      deletes what a daemon's janitor would: days beyond --remote-ttl; with --remote-capacity the
-        oldest days above 95 % of it, never today's; what daemons left that are gone. Never what has
-        no name of this fleet's. As often as you like, also while daemons do the same.
+        oldest days above 95 % of it, never today's; what was cleared an hour ago; what daemons left
+        that are gone. Never what has no name of this fleet's. As often as you like, also while
+        daemons do the same.
 
 init, check and gc open the store themselves, with this shell's credentials, and put one small
 object that they delete again: by it they know the store's clock. Settings: flags, over environment
@@ -337,7 +338,7 @@ def _show_swept(sweep: Sweep, too_many: Iterable[int], args: argparse.Namespace)
     print(f"{would} {_rest(objects)} that daemons left")
 
 
-_SWEPT: Final = ("pages", "deltas", "nodes", "turns", "probes")
+_SWEPT: Final = ("pages", "markers", "deltas", "nodes", "turns", "probes")
 
 
 def _rest(objects: Counter[str]) -> str:

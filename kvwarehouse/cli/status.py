@@ -153,7 +153,7 @@ def _reading(remote: dict[str, Any], fetches: dict[str, Any]) -> list[tuple[str,
         return [("reads", "off")]
     facts = ["on"]
     if remote["read_bytes_per_s"]:
-        facts.append(f"{format_size(remote['read_bytes_per_s'])}/s an object")
+        facts.append(f"{format_size(remote['read_bytes_per_s'])}/s")
     if remote["first_byte_ms"]:
         facts.append(f"the first byte after {remote['first_byte_ms']:,.0f} ms")
     read = _reasons(remote["gets"]) or "none yet"

@@ -165,7 +165,7 @@ _COMPUTED: Final = (
     ),
     _computed(
         "remote_first_byte_seconds",
-        "How long the store takes to begin to give an object, smoothed; 0: not measured yet.",
+        "How long the store takes to begin to give an object; 0: not read in the last minute.",
         lambda status: [({}, status.remote.first_byte_ms / 1e3)],
         "remote",
     ),

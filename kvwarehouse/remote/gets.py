@@ -31,6 +31,9 @@ BODIES_BYTES: Final = 128 << 20
 _FILL_S: Final = 0.5
 """What storing an object has at least, though nobody may wait for it any more."""
 
+_CLAIMED: Final = frozenset({"place", "shape"})
+"""What may be wrong with what a client has said of the object, and not with the object."""
+
 Fill = Callable[["RunToGet", Any, float], "FilledRun"]
 """Stores a run's pages from an object's records within so many seconds."""
 
@@ -136,7 +139,8 @@ class Gets:
             if not waited:
                 break
         if filled.end == "damaged":
-            self._forget(run)
+            if filled.fault not in _CLAIMED:
+                self._forget(run)
             with self._lock:
                 self._damaged[filled.fault] += 1
         return GetEnded(filled.end, filled.pages)

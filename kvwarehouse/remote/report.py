@@ -141,15 +141,14 @@ class WorkerReport(_Line):
     """Runs by how their put ended."""
     put_bytes: int = 0
     gets: Mapping[str, int] = field(default_factory=dict)
-    """Runs that clients wait for, by how their get ended: names of GetEnd."""
+    """Runs by how their get ended: core.GET_ENDS."""
     get_bytes: int = 0
-    """Of objects, as the store gave them."""
     damaged: Mapping[str, int] = field(default_factory=dict)
-    """Of `gets`, those that were not what their names say, by what a reader found."""
+    """Runs whose object was not what it should be, by what was wrong with it."""
     read_bytes_per_s: int = 0
-    """Of one object at a time, smoothed; 0: not measured yet."""
+    """How fast the store gave objects in the last minute; 0: it was not read."""
     first_byte_ms: float = 0.0
-    """Likewise."""
+    """Until an object began to come, likewise."""
     epochs_owed: int = 0
     """Clears of this host that the store does not know of yet."""
     epochs_ago_s: float = -1.0

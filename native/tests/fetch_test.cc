@@ -226,18 +226,21 @@ TEST(load_ends_where_a_get_does_with_its_reason) {
   }
 }
 
-TEST(load_of_what_the_filter_said_by_mistake_is_missing_whoever_takes_it_out_first) {
-  Field field;
-  const Chain chain(field.daemon.shape(), 1, 2 * kRun);
-  field.put(chain);
-  const Key second = chain.pages[2 * kRun - 1].key;
-  field.get = [&](const RunToGet& run) {
-    if (!(run.key == second)) return field.fill(run);
-    field.remove_from_filter(second);  // as a worker does that was told 404
-    return GetEnd::missing;
-  };
-  CHECK_EQ(field.load(chain, kRun), "remote_missing");
-  CHECK_EQ(field.lookup(chain).pages(), kRun);
+TEST(load_says_why_a_run_does_not_come_whoever_takes_it_out_of_the_filter_first) {
+  for (const auto& [end, reason] : {std::pair(GetEnd::missing, "remote_missing"),
+                                    std::pair(GetEnd::damaged, "remote_damaged")}) {
+    Field field;
+    const Chain chain(field.daemon.shape(), 1, 2 * kRun);
+    field.put(chain);
+    const Key second = chain.pages[2 * kRun - 1].key;
+    field.get = [&, ends = end](const RunToGet& run) {
+      if (!(run.key == second)) return field.fill(run);
+      field.remove_from_filter(second);  // as a worker does that was told 404, or other bytes
+      return ends;
+    };
+    CHECK_EQ(field.load(chain, kRun), reason);
+    CHECK_EQ(field.lookup(chain).pages(), kRun);
+  }
 }
 
 TEST(load_whose_time_is_up_ends_and_what_it_asked_for_comes_all_the_same) {

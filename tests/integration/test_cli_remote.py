@@ -221,7 +221,7 @@ def test_gc_deletes_what_is_over_and_no_more(place: Place, shown: Any, rng: rand
     place.store.put(foreign, b"foreign")
     before = place.files()
     status, found = shown("gc", *place.flags, "--dry-run", "--json")
-    counted = {"pages": 2, "deltas": 1, "nodes": 0, "turns": 0, "probes": 0}
+    counted = {"pages": 2, "markers": 0, "deltas": 1, "nodes": 0, "turns": 0, "probes": 0}
     assert (status, found["objects"], found["dry_run"]) == (Exit.OK, counted, True)
     assert place.files() == before
     status, text = shown("gc", *place.flags)

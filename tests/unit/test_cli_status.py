@@ -97,7 +97,7 @@ def test_status_says_what_was_read_from_the_store_and_how_fast(said: Any) -> Non
     text = said(remote={**REMOTE, **READING}, core=core)
     rows = {" ".join(line.split()) for line in text.splitlines()}
     for row in (
-        "reads on, 90 MiB/s an object, the first byte after 12 ms",
+        "reads on, 90 MiB/s, the first byte after 12 ms",
         "runs read filled 30, missing 4; 2 GiB",
         "runs to read 7",
         "damaged objects digest 2",
