@@ -154,7 +154,7 @@ class Config:
         "",
         settings.path,
         "TOML file with more of the remote tier, each optional: endpoint, region, ca_file, "
-        "connect_s, get_deadline_s, gets, put_deadline_s, puts, write_bytes_per_s; ours or root's.",
+        "connect_s, get_deadline_s, put_deadline_s, puts, gets, write_bytes_per_s; ours or root's.",
         "a cloud's own store needs none of it",
     )
     dram_bytes: int = setting(

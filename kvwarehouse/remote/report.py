@@ -149,23 +149,21 @@ class WorkerReport(_Line):
     """How fast the store gave objects in the last minute; 0: it was not read."""
     first_byte_ms: float = 0.0
     """Until an object began to come, likewise."""
-    epochs_owed: int = 0
-    """Clears of this host that the store does not know of yet."""
-    epochs_ago_s: float = -1.0
-    """Since the last listing of the fleet's clears; -1: none yet."""
     deleted_objects: int = 0
     breaker_opened: int = 0
     listed_ago_s: float = -1.0
     """Since the last listing of the whole fleet; -1: none yet."""
+    epochs_owed: int = 0
+    """Clears of this host that the store does not have yet."""
+    epochs_ago_s: float = -1.0
+    """Since the fleet's clears were listed; -1: not yet."""
 
     def __post_init__(self) -> None:
         _one_of("state", self.state, STATES)
-        for name, value in (
-            ("listed_ago_s", self.listed_ago_s),
-            ("epochs_ago_s", self.epochs_ago_s),
-        ):
-            if value < 0 and value != -1:
-                raise _bad(f"has a field {name!r} of {value}")
+        for name in ("listed_ago_s", "epochs_ago_s"):
+            ago_s = getattr(self, name)
+            if ago_s < 0 and ago_s != -1:
+                raise _bad(f"has a {name} of {ago_s}")
         if self.first_byte_ms < 0:
             raise _bad(f"has a field 'first_byte_ms' of {self.first_byte_ms}")
 
