@@ -14,7 +14,13 @@ import pytest
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import breaker, nodes, store_gate, store_member
 from kvwarehouse.remote.breaker import Breaker
-from kvwarehouse.remote.report import FromWorker, WorkerReport, WorkerSettings
+from kvwarehouse.remote.report import (
+    EpochsFound,
+    EpochsHeard,
+    FromWorker,
+    WorkerReport,
+    WorkerSettings,
+)
 from kvwarehouse.remote.store_member import StoreMember
 from testkit.timed_store import HostClock, KeptPages
 
@@ -97,11 +103,16 @@ class Rig:
         self.opened.store.breaker = Breaker(self.clock)
 
     def rounds(self, seconds: float) -> None:
-        """As many as its thread goes in that time, with what they begin."""
+        """As many as its threads go in that time, with what they begin; the daemon acts upon what
+        it hears of clears."""
         until_s = self.clock.now_s + seconds
         while self.clock.now_s < until_s:
             self.member.round()
             assert self.opened.fleet.join_listing(60)
+            self.member.round_epochs()
+            for line in self.said:
+                if isinstance(line, EpochsFound):
+                    self.member.epochs.tell(EpochsHeard(line.serial))
             self.clock.now_s += 5
 
     def serve(self) -> None:

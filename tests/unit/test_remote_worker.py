@@ -134,8 +134,9 @@ def test_worker_gets_what_is_wanted_and_says_how_the_store_is(
     started: Callable[..., Worker],
 ) -> None:
     worker = started("run", "get", "get")
-    for _ in worker.said():
-        """Until the link ends."""
+    for line in worker.said():  # until the link ends
+        if isinstance(line, EpochsFound):
+            worker.tell(EpochsHeard(line.serial).to_line())
     assert worker.ended() == EXIT_LINK_CLOSED
     stderr = worker.close()
     assert "ready for 3 gets" in stderr
