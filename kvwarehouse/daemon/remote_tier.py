@@ -140,7 +140,7 @@ class RemoteTier:
                 listed_ago_s=self._by_now(last.listed_ago_s),
                 read_bytes_per_s=last.read_bytes_per_s,
                 first_byte_ms=last.first_byte_ms,
-                epochs_owed=last.epochs_owed,
+                epochs_owed=self._clears.owed,
                 epochs_ago_s=self._by_now(last.epochs_ago_s),
                 ttl_days=config.remote_ttl_days,
             )

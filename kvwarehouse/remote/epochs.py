@@ -133,6 +133,7 @@ class Epochs:
 
     @property
     def owed(self) -> int:
+        """Clears that it was told of and whose markers are not there yet."""
         with self._lock:
             return len(self._owed)
 

@@ -153,8 +153,6 @@ class WorkerReport(_Line):
     breaker_opened: int = 0
     listed_ago_s: float = -1.0
     """Since the last listing of the whole fleet; -1: none yet."""
-    epochs_owed: int = 0
-    """Clears of this host that the store does not have yet."""
     epochs_ago_s: float = -1.0
     """Since the fleet's clears were listed; -1: not yet."""
 

@@ -178,7 +178,7 @@ class StoreMember:
         opened = self._opened
         state, reason = self._state()
         if opened is None:
-            return WorkerReport(state, reason, epochs_owed=self.epochs.owed)
+            return WorkerReport(state, reason)
         facts, figures = opened.fleet.facts(), opened.gets.figures()
         epochs_ago_s = self.epochs.listed_ago_s
         return WorkerReport(
@@ -198,7 +198,6 @@ class StoreMember:
             deleted_objects=facts.deleted_objects,
             breaker_opened=opened.store.breaker.times_opened,
             listed_ago_s=facts.listed_ago_s,
-            epochs_owed=self.epochs.owed,
             epochs_ago_s=-1.0 if epochs_ago_s is None else epochs_ago_s,
         )
 

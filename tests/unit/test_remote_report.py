@@ -58,7 +58,6 @@ REPORT = WorkerReport(
     damaged={"digest": 1},
     read_bytes_per_s=90 << 20,
     first_byte_ms=12.5,
-    epochs_owed=1,
     epochs_ago_s=3.5,
     deleted_objects=4,
     breaker_opened=1,
@@ -130,7 +129,6 @@ def test_a_report_without_one_of_its_fields_is_refused(name: str) -> None:
         ("first_byte_ms", -1),
         ("first_byte_ms", "1"),
         ("read_bytes_per_s", 1.5),
-        ("epochs_owed", -1),
         ("epochs_ago_s", -0.5),
     ],
 )

@@ -62,7 +62,7 @@ class Clears:
     """What looks after clears is told which worker runs and what it says of them."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number, self.owed = 0, 3
         self.tell: Any = None
         self.lines: list[tuple[int, Any]] = []
 
@@ -150,7 +150,7 @@ def test_status_is_what_the_worker_says(rig: Rig) -> None:
         state="full", reason="no room", used_bytes=5, objects=3, nodes=2, puts={"stored": 4},
         put_bytes=9, deleted_objects=1, breaker_opened=2, listed_ago_s=10.0,
         gets={"filled": 6}, get_bytes=8, damaged={"digest": 1}, read_bytes_per_s=5_000,
-        first_byte_ms=2.5, epochs_owed=3, epochs_ago_s=4.0,
+        first_byte_ms=2.5, epochs_ago_s=4.0,
     )  # fmt: skip
     rig.order(1, line, b"report\n")
     rig.tier.start()

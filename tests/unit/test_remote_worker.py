@@ -171,8 +171,7 @@ def test_worker_says_what_was_cleared_and_marks_what_it_is_told(
     assert (worker.folder / names.epoch(space, written.epoch)).is_file()
     found = next(line for line in said if isinstance(line, EpochsFound))
     assert found.epochs == {space.hex(): written.epoch}
-    report = worker.until(lambda report: report.epochs_ago_s >= 0)
-    assert report.epochs_owed == 0
+    worker.until(lambda report: report.epochs_ago_s >= 0)
 
 
 @pytest.mark.parametrize("line", [b"not json\n", b'{"kind": "report"}\n', b"x" * LINE_BYTES_MAX])
