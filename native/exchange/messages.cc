@@ -4,10 +4,11 @@ namespace kvw {
 
 const char* reason_name(Reason reason) {
   static constexpr const char* kNames[] = {
-      "none",       "draining",     "parent_missing", "reserve_limit", "no_room", "later",
-      "index_full", "refused_tail", "stale",          "not_owner",     "cleared", "mismatch",
-      "io_error",   "timeout",      "busy",           "unreachable",   "missing", "remote_missing",
-      "remote_damaged", "remote_failed", "remote_off"};
+      "none",        "draining",   "parent_missing", "reserve_limit",  "no_room",
+      "later",       "index_full", "refused_tail",   "stale",          "not_owner",
+      "cleared",     "mismatch",   "io_error",       "timeout",        "busy",
+      "unreachable", "missing",    "remote_missing", "remote_damaged", "remote_failed",
+      "remote_off"};
   static_assert(sizeof kNames / sizeof *kNames == static_cast<size_t>(Reason::count));
   return reason < Reason::count ? kNames[static_cast<size_t>(reason)] : "unknown";
 }

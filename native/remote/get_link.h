@@ -1,6 +1,6 @@
 // The link for gets between a daemon's core and the worker of its remote tier: a socketpair of its
-// own beside that for puts, with the same head (remote/link.h). The core hands out runs that clients
-// wait for; the worker says how each ended, and once a second how the store is.
+// own beside that for puts, with the same head (remote/link.h). The core hands out runs that
+// clients wait for; the worker says how each ended, and once a second how the store is.
 //
 // Neither end believes the other: what is not a whole message of this version ends the link, and
 // nothing else.
@@ -54,7 +54,7 @@ struct LinkGets {
   uint32_t gets;  // 1 to kMostGets
   uint32_t spare;
 };
-// Of the worker, once a second. A core that has not heard it for kStateOldNs takes the tier for off.
+// Of the worker, once a second. A core that has not heard it for kStateOldNs serves nothing.
 struct LinkState {
   static constexpr LinkType kType = LinkType::state;
   uint32_t serving;  // 0, 1

@@ -89,8 +89,8 @@ struct SessionFile {
   uint64_t session_id;
   uint64_t owner_pid;  // as the daemon sees it, 0: it does not; liveness is the lock
 
-  alignas(128) std::atomic<uint64_t> pins_high;   // pins[0, pins_high) may be in use
-  alignas(128) std::atomic<uint64_t> touch_head;  // touches ever written
+  alignas(128) std::atomic<uint64_t> pins_high;          // pins[0, pins_high) may be in use
+  alignas(128) std::atomic<uint64_t> touch_head;         // touches ever written
   std::atomic<uint64_t> later_counters[kLaterCounters];  // 0 in files of older daemons
   alignas(128) std::atomic<uint64_t> counters[kFirstCounters];
   // A touch: page id in the low half, perhaps with kReleasedPage; low half of its key's low word in

@@ -5,8 +5,7 @@
 //
 // Invariants:
 //  - A run is here at most once at a time, whoever asks for it. It is what its asker says of it,
-//  all
-//    of it: who says something else of the same page asks for something else, and spoils nothing.
+//    all of it: who says something else of the same page asks for something else.
 //  - At most kFetchRuns are here, and kFetchBytes, but for a single run that is larger. No session
 //    has more than three quarters of what the others leave.
 //  - None is here while the tier serves nothing, and none long after its deadline.

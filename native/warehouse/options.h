@@ -148,7 +148,7 @@ enum class PutDrop : uint32_t {
   too_large,    // its pages, for an object
   not_in_dram,  // when its turn came
   cleared,
-  already,   // in the store by then
+  already,  // in the store by then
   count
 };
 const char* put_drop_name(PutDrop why);

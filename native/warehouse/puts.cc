@@ -14,8 +14,8 @@ constexpr size_t kLooksPerStep = 1024;  // at runs that may be of no use any mor
 }  // namespace
 
 const char* put_drop_name(PutDrop why) {
-  static constexpr const char* kNames[] = {"queue_full", "too_large", "not_in_dram",
-                                           "cleared",    "already"};
+  static constexpr const char* kNames[] = {"queue_full", "too_large", "not_in_dram", "cleared",
+                                           "already"};
   static_assert(std::size(kNames) == kPutDrops);
   return kNames[static_cast<size_t>(why)];
 }
@@ -50,8 +50,7 @@ void Puts::offer(const EntryView& view, bool anew) {
   if (pages == 0 || (state_.catalog.node(view.page).position + 1) % pages != 0) return;
   if (known_.contains(view.key)) return;
   std::optional<uint32_t> day;
-  const Seen seen =
-      space.remote_epoch ? look(view.key, *space.remote_epoch, day) : Seen::nowhere;
+  const Seen seen = space.remote_epoch ? look(view.key, *space.remote_epoch, day) : Seen::nowhere;
   if (seen == Seen::today || (seen == Seen::nowhere && !anew)) return;
   if (queue_.size() >= kQueued) return drop(PutDrop::queue_full);
   queue_.push_back(view.key);
