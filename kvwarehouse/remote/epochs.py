@@ -181,17 +181,13 @@ class Epochs:
     def _write(
         self, store: ObjectStore, now_ms: int, owed: Mapping[bytes, int], *, put_if_absent: bool
     ) -> None:
+        begun_s = self._clock()
         self._list(store)
-        known = self._copy_of_known()
-        written: dict[bytes, int] = {}
-        for namespace in owed:
-            epoch = self._above(now_ms, _top(known, namespace))
-            # One that is there by now is of a host that has chosen the same number meanwhile. Above
-            # the highest there may be none, which only a stranger can have done: it stays owed.
-            if epoch < EPOCHS_END and store.put(
-                self._names.epoch(namespace, epoch), b"-", if_absent=put_if_absent
-            ):
-                written[namespace] = epoch
+        try:
+            written = self._put(store, now_ms, owed, put_if_absent=put_if_absent)
+        except TransportError:
+            self._tell(begun_s)  # others have cleared too, whatever becomes of ours
+            raise
         begun_s = self._clock()
         after = self._list(store)
         for namespace, clear_epoch in owed.items():
@@ -203,6 +199,22 @@ class Epochs:
             self._strike(namespace, clear_epoch, done=done)
         self._tell(begun_s)
         self._restore(store, after)
+
+    def _put(
+        self, store: ObjectStore, now_ms: int, owed: Mapping[bytes, int], *, put_if_absent: bool
+    ) -> Mapping[bytes, int]:
+        """The epochs of the markers that are there now."""
+        known = self._copy_of_known()
+        written: dict[bytes, int] = {}
+        for namespace in owed:
+            epoch = self._above(now_ms, _top(known, namespace))
+            # One that is there by now is of a host that has chosen the same number meanwhile. Above
+            # the highest there may be none, which only a stranger can have done: it stays owed.
+            if epoch < EPOCHS_END and store.put(
+                self._names.epoch(namespace, epoch), b"-", if_absent=put_if_absent
+            ):
+                written[namespace] = epoch
+        return written
 
     def _above(self, now_ms: int, top: int) -> int:
         """A number above `top` that no other host chooses at this time, as far as can be."""

@@ -8,11 +8,10 @@ BODIES_BYTES at most. What comes too late for who waited is stored all the same,
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvwarehouse.errors import TransportError
@@ -64,6 +63,7 @@ class Gets:
         self._bodies = BodyBudget(BODIES_BYTES)
         self._under_way = _UnderWay()
         self._rates = ReadRates(clock)
+        self._taking = threading.Lock()
         self._lock = threading.Lock()
         self._ends: Counter[str] = Counter()
         self._damaged: Counter[str] = Counter()
@@ -89,11 +89,23 @@ class Gets:
         """How fast the store is. Called about once a second."""
         return self._rates.figures()
 
+    def take(self, next_run: Callable[[], RunToGet | None]) -> RunToGet | None:
+        """The next run for a thread to get, which others may wait for from here on: one thread
+        after the other, so that a run is known before those that go on from it are begun."""
+        with self._taking:
+            run = next_run()
+            if run is not None:
+                self._under_way.begin(run.key)
+            return run
+
     def get(self, run: RunToGet) -> GetEnded:
-        """How it ended. Raises what filling raises: the daemon is gone, or worse."""
+        """How one ended that was taken. Raises what filling raises: the daemon is gone, or
+        worse."""
         due_s = self._clock() + run.within_s
-        with self._under_way.run(run.key):
+        try:
             ended = self._ended(run, due_s)
+        finally:
+            self._under_way.end(run.key)
         with self._lock:
             self._ends[ended.end] += 1
         return ended
@@ -160,18 +172,16 @@ class _UnderWay:
         self._changed = threading.Condition()
         self._keys: Counter[bytes] = Counter()
 
-    @contextlib.contextmanager
-    def run(self, key: bytes) -> Iterator[None]:
+    def begin(self, key: bytes) -> None:
         with self._changed:
             self._keys[key] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._keys[key] -= 1
-                if not self._keys[key]:
-                    del self._keys[key]
-                self._changed.notify_all()
+
+    def end(self, key: bytes) -> None:
+        with self._changed:
+            self._keys[key] -= 1
+            if self._keys[key] <= 0:
+                del self._keys[key]
+            self._changed.notify_all()
 
     def wait(self, key: bytes, timeout_s: float) -> bool:
         """True: it was under way, and has ended. False: there is none such, or it goes on."""

@@ -169,6 +169,11 @@ class StoreMember:
         assert self._opened is not None
         return self._opened.puts.put(run)
 
+    def take(self, next_run: Callable[[], RunToGet | None]) -> RunToGet | None:
+        """See Gets.take."""
+        assert self._opened is not None
+        return self._opened.gets.take(next_run)
+
     def get(self, run: RunToGet) -> GetEnded:
         """Raises what filling raises."""
         assert self._opened is not None

@@ -177,7 +177,7 @@ class Worker:
 
     def _get(self, link: core.RemoteGetLink) -> None:
         while True:
-            run = link.next(_WAIT_S)
+            run = self._member.take(lambda: link.next(_WAIT_S))
             if run is not None:
                 ended = self._member.get(run)
                 link.done(run, ended.end, ended.pages)

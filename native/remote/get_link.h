@@ -16,7 +16,8 @@
 
 namespace kvw::remote {
 
-inline constexpr uint32_t kMostGets = 64;  // runs at a time: all fit a socket's buffer
+inline constexpr uint32_t kLastDay = INT32_MAX;  // that a name can have (remote/names.py)
+inline constexpr uint32_t kMostGets = 64;        // runs at a time: all fit a socket's buffer
 
 // How a get ended; also the metric labels.
 enum class GetEnd : uint32_t {

@@ -34,7 +34,7 @@ bool is_share(uint64_t own, uint64_t all, uint64_t more, uint64_t limit) {
 void check(const FetchSpace& space, const FetchRun& run, const NamespaceShape& shape) {
   const uint32_t pages = remote::object_pages(shape);
   if (pages != 0 && run.pages == pages && run.from < pages && run.first_position % pages == 0 &&
-      is_witness_kind(space.witness_kind))
+      is_witness_kind(space.witness_kind) && run.day <= remote::kLastDay)
     return;
   throw Error(ErrorKind::usage, "bad_fetch",
               "a run of " + std::to_string(run.pages) + " pages from position " +

@@ -40,7 +40,7 @@ from kvwarehouse.core import (
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import StoreSettings, open_store
-from kvwarehouse.remote.report import WorkerSettings
+from kvwarehouse.remote.report import EpochsFound, EpochsHeard, WorkerSettings, read_line
 from kvwarehouse_bench.harness.eventually import eventually
 
 FLEET, SPACE = bytes(range(16)), bytes(range(16, 32))
@@ -396,17 +396,31 @@ def worker(core: Core, folder: Path, store: Path) -> Iterator[None]:
     )  # fmt: skip
     command = [sys.executable, "-P", "-m", "kvwarehouse.remote.worker"]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=settings.links
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=settings.links
     ) as process:
         for _, its in pairs:
             its.close()
-        assert process.stdin is not None
-        process.stdin.write(settings.to_line())
-        process.stdin.flush()
+        told, said = process.stdin, process.stdout
+        assert told is not None
+        assert said is not None
+        told.write(settings.to_line())
+        told.flush()
+
+        def listen() -> None:
+            """As a daemon that acts upon what it hears of clears."""
+            for line in map(read_line, said):
+                if isinstance(line, EpochsFound):
+                    with contextlib.suppress(OSError):  # it may be killed by now
+                        told.write(EpochsHeard(line.serial).to_line())
+                        told.flush()
+
+        listener = threading.Thread(target=listen)
+        listener.start()
         try:
             yield
         finally:
             process.kill()
+            listener.join()
 
 
 class Asking:

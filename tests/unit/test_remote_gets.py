@@ -84,6 +84,7 @@ class Rig:
 
     def get(self, **fields: Any) -> GetEnded:
         run: Any = Run(**fields)
+        assert self.gets.take(lambda: run) is run
         ended = self.gets.get(run)
         assert ended.end in core.GET_ENDS
         return ended
@@ -222,8 +223,9 @@ def test_run_waits_for_the_first_one_no_longer_than_its_client() -> None:
     rig = Rig()
     rig.store(b"2" * 16)
     rig.fill = lambda run: Filled("no_room", 0, "parent_missing", b"1" * 16)
-    with rig.gets._under_way.run(b"1" * 16):
-        assert rig.get(key=b"2" * 16, within_s=0.05) == ("no_room", 0)
+    first: Any = Run(b"1" * 16)
+    assert rig.gets.take(lambda: first) is first  # and it is yet to begin
+    assert rig.get(key=b"2" * 16, within_s=0.05) == ("no_room", 0)
 
 
 def test_objects_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

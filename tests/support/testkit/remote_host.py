@@ -21,6 +21,8 @@ NAMES = FleetNames(SECRET.fleet_id)
 PAGE_TOKENS, PAGE_BYTES = 16, 4096
 RUN_PAGES = 256 // PAGE_TOKENS  # one object
 RECORD_BYTES = 4096 + PAGE_BYTES
+LOAD_S = 60.0
+"""Of a load that is to succeed: a machine may be slow."""
 SPACE = kvw.Namespace(
     model="m", weights="w", dtype="f", layout="t/1", page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES
 )
@@ -77,6 +79,7 @@ class RemoteHost:
     def load(self, prompt: int, runs: int = 1, **how: Any) -> Any:
         """What load() said; what it gave is what was stored."""
         out = np.zeros((runs * RUN_PAGES, PAGE_BYTES), np.uint8)
+        how = {"timeout_s": LOAD_S, **how}
         loaded = self.client.open(SPACE).load(tokens(prompt, runs), out, **how)
         assert np.array_equal(out[:loaded], pages(prompt, runs)[:loaded])
         return loaded
