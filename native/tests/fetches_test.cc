@@ -334,6 +334,9 @@ TEST(run_that_there_cannot_be_is_refused) {
   CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.pages = 0; })), "bad_fetch");
   CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.from = 16; })), "bad_fetch");
   CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.first_position = 8; })), "bad_fetch");
+  // What no name can have would end the worker.
+  CHECK_THROWS(scene.ask(changed([](FetchRun& run) { run.day = remote::kLastDay + 1; })),
+               "bad_fetch");
   CHECK_THROWS(scene.ask(scene.run(1), WitnessKind{0}), "bad_fetch");
   CHECK_THROWS(scene.ask(scene.run(1), WitnessKind{3}), "bad_fetch");
   CHECK_EQ(scene.status().queued, 0);
@@ -341,7 +344,7 @@ TEST(run_that_there_cannot_be_is_refused) {
   CHECK(scene.ask(changed([](FetchRun& run) {
     run.within_ns = UINT64_MAX;
     run.first_position = UINT32_MAX - 15;
-    run.day = UINT32_MAX;
+    run.day = remote::kLastDay;
   })) == FetchAnswer::reading);
   CHECK(scene.next().within_ns <= 60 * kSecondNs);
 }

@@ -114,6 +114,18 @@ def test_clear_says_owed_where_there_is_no_worker_or_it_does_not_answer(rig: Rig
     eventually(lambda: rig.clears.owed == 0, "the next worker is told")
 
 
+def test_clear_that_waits_is_not_done_by_a_clear_of_all_that_is_not(rig: Rig) -> None:
+    rig.answers = False
+    rig.attach()
+    results: list[str] = []
+    first = threading.Thread(target=lambda: results.append(rig.clear(0.5)))
+    first.start()
+    eventually(lambda: rig.clears.is_owed(SPACE.id), "the first waits")
+    assert rig.host.warehouse.clear(None, remote_within_s=0.01).remote == "owed"
+    first.join()
+    assert results == ["owed"]
+
+
 def test_worker_is_told_what_is_known_before_what_is_owed(rig: Rig) -> None:
     rig.attach()
     rig.list(**{SPACE.id.hex(): 50})

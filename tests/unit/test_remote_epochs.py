@@ -179,6 +179,27 @@ def test_clear_that_fails_is_written_later(rig: Rig) -> None:
     assert written.epoch == rig.markers()[-1]
 
 
+def test_others_clears_are_said_though_ours_cannot_be_written(rig: Rig) -> None:
+    rig.mark(OTHER, 3)
+    put = rig.store.put
+
+    def refused(name: str, data: Any, *, if_absent: bool = False) -> bool:
+        raise TransportError("the bucket is full", code="remote_full")
+
+    rig.store.put = refused  # type: ignore[method-assign]
+    rig.clear()
+    for serial, of_other in ((1, 3), (2, 4)):
+        with pytest.raises(TransportError):
+            rig.after(1)
+        assert rig.said[-1] == EpochsFound(serial, 0, {OTHER.hex(): of_other})
+        rig.hear()
+        assert rig.epochs.is_fresh
+        rig.store.put = put  # type: ignore[method-assign]
+        rig.mark(OTHER, of_other + 1)
+        rig.store.put = refused  # type: ignore[method-assign]
+    assert rig.epochs.owed == 1
+
+
 def test_marker_that_another_is_above_is_written_again(rig: Rig) -> None:
     put = rig.store.put
 
