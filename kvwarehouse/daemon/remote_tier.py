@@ -181,7 +181,6 @@ class RemoteTier:
         except (OSError, WarehouseError) as error:
             return {"text": f"it could not be started: {error}"}
         self._log.event(Event.REMOTE_WORKER_STARTED, pid=process.pid)
-        self._clears.attach(process.tell)
         text = self._watch(process)
         self._clears.detach()
         self._end(process)
@@ -251,8 +250,9 @@ class RemoteTier:
         )
 
     def _watch(self, process: RemoteProcess) -> str:
-        """Until it has ended, or is to be ended; why."""
-        silent = 0
+        """Until it has ended, or is to be ended; why. It is told of clears once it has said a line:
+        until then it may be loading its libraries, and read nothing."""
+        silent, is_told = 0, False
         while not self._stop.is_set():
             said = process.changed.wait(LOOK_EVERY_S)
             process.changed.clear()
@@ -260,6 +260,9 @@ class RemoteTier:
                 return process.problem
             if process.exit_code is not None:
                 return _meaning(process.exit_code)
+            if process.heard and not is_told:
+                self._clears.attach(process.tell)
+                is_told = True
             silent = 0 if said else silent + 1
             if silent >= (SILENT_LOOKS if process.heard else START_LOOKS):
                 return f"it said nothing for {silent * LOOK_EVERY_S:g} s, and was killed"

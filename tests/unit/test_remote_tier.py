@@ -401,6 +401,16 @@ def test_nobody_is_told_once_the_worker_has_ended(rig: Rig) -> None:
     assert not tell(EpochsHeard(1))
 
 
+def test_worker_that_has_yet_to_say_a_line_is_not_told_anything(rig: Rig) -> None:
+    """Its libraries may take longer to load than it has to read what it is told."""
+    rig.order(1, b"silent\n")
+    rig.tier.start()
+    eventually(lambda: (rig.folder / "settings").exists(), "it runs")
+    rig.tier._process.changed.set()  # type: ignore[union-attr]
+    eventually(lambda: not rig.tier._process.changed.is_set(), "it was looked at")  # type: ignore[union-attr]
+    assert rig.clears.tell is None
+
+
 def test_worker_that_does_not_read_what_it_is_told_is_killed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
