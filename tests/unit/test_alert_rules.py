@@ -307,7 +307,7 @@ CASES = [
         text("remote_state", "state", "serving", "refused", SINCE),
         9,
         11,
-        "The remote tier of remotenotserving is refused: nothing is put there or read from there. "
+        "The remote tier of remotenotserving is refused: puts, gets or both wait. "
         "DRAM and NVMe serve.",
         {"state": "refused"},
     ),
