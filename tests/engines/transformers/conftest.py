@@ -58,7 +58,7 @@ class MemoryWarehouse:
         while found < request.prefix.pages and self._key(request, found) in self.pages:
             cold += self._key(request, found) in self.cold
             found += 1
-        return request.match(0, found - cold, cold)
+        return request.match(0, found - cold, cold, 0)
 
     def load(self, request: LoadRequest) -> Loaded:
         wanted = request.out.count
