@@ -3,6 +3,8 @@
 // daemon ran. What left NVMe to make room is not written again for that.
 #include <fcntl.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 
 #include "io/faulty_engine.h"
@@ -131,6 +133,59 @@ TEST(pages_that_an_operator_took_out_of_nvme_stay_out) {
   scene.check_idle();
   CHECK_EQ(scene.daemon.status().nvme_pages, 0u);
   CHECK_EQ(scene.daemon.flush().flushed, 20u);  // but for whoever asks
+}
+
+// A tier full of one prompt that NVMe has. What is stored beside it is colder, once the prompt was
+// used again, and so the next to make room.
+struct FullOfOnePrompt : Scene {
+  static constexpr uint32_t kLong = 2040, kQueued = 400, kReads = 200;
+
+  FullOfOnePrompt() : Scene(64 * kMiB, kQueued * kRecordBytes), prompt(daemon.shape(), 0, kLong) {
+    Client client(daemon.client_options());
+    for (uint32_t pages = kQueued / 2; daemon.status().nvme_pages < kLong; pages += kQueued / 2) {
+      Chain(daemon.shape(), 0, std::min(pages, kLong)).store(client, 0);
+      daemon.flush();
+    }
+  }
+  // Stores a prompt behind a device that stands still, uses what DRAM has of the long one and reads
+  // the next pages of it back; returns the pages of the first that are there still.
+  uint64_t stored_and_left(uint32_t pages) {
+    faults->hold(true);
+    store(1, pages);
+    daemon.tick();  // keeps some room free
+    Client client(daemon.client_options());
+    const auto first = daemon.call([this](Warehouse& w) { return first_on_nvme(w); });
+    CHECK_EQ(Chain(daemon.shape(), 0, first).load(client, 0), first);
+    daemon.call([this](Warehouse& w) {
+      w.tick();  // hears of the use
+      std::vector<Key> keys;
+      for (uint32_t page = first_on_nvme(w); keys.size() < kReads; ++page)
+        keys.push_back(prompt.pages.at(page).key);
+      std::vector<PromoteAnswer> answers;
+      w.promote(keys, answers);
+      return 0;
+    });
+    return Chain(daemon.shape(), 1, pages).found(client);
+  }
+  uint32_t first_on_nvme(Warehouse& w) const {
+    uint32_t page = 0;
+    while (w.arena().index().find(prompt.pages.at(page).key)->in_dram()) ++page;
+    return page;
+  }
+
+  Chain prompt;
+};
+
+// Incident: a prompt that was loaded a moment after it was stored had lost its end.
+TEST(pages_that_missed_the_write_queue_make_no_room_for_reads) {
+  FullOfOnePrompt scene;
+  CHECK_EQ(scene.stored_and_left(500), 500u);
+  CHECK(scene.daemon.status().not_admitted["queue_full"] > 0);
+}
+
+TEST(reads_do_not_wait_for_a_device_that_is_far_behind) {
+  FullOfOnePrompt scene;
+  CHECK(scene.stored_and_left(1500) < 1500u);
 }
 
 }  // namespace

@@ -20,11 +20,21 @@ SlotId Eviction::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
     if (!state_.sessions.touches_are_new()) uses_.apply_touches();
     if (take_colder_slab(cls)) return state_.pool.take(cls, state);
     const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
+    if (state == SlotState::filling && evict_written(cls, want, spare))
+      return state_.pool.take(cls, state);
     // A class that only waits for its own writes takes nothing from others.
     const bool waits = cls.total() != 0 && !writes_.is_idle();
-    if (evict_some(cls, want, spare) == 0 && !waits) take_any_slab(cls);
+    if (evict_some(cls, want, spare, Unwritten::leaves) == 0 && !waits) take_any_slab(cls);
   }
   return state_.pool.take(cls, state);
+}
+
+bool Eviction::evict_written(SlotClass& cls, size_t want, SlotId spare) {
+  if (evict_some(cls, want, spare, Unwritten::stays) != 0) return true;
+  if (!writes_.catches_up(cls.layout.slot_bytes())) return false;
+  WriteAdmission::Spill now;
+  writes_.spill(now);
+  return !writes_.is_idle();
 }
 
 bool Eviction::awaits_child(SlotId slot) const {
@@ -40,16 +50,19 @@ void Eviction::keep_free() {
     if (!cls->uncut.empty() && grow(*cls)) continue;
     if (still_growing()) continue;
     if (take_spare_slab(*cls)) continue;
-    evict_some(*cls, std::min<size_t>(want - cls->free.size(), kBatch), kNoSlot);
+    evict_some(*cls, std::min<size_t>(want - cls->free.size(), kBatch), kNoSlot, Unwritten::stays);
   }
 }
 
-size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
+size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare, Unwritten unwritten) {
+  const bool missed_stay =
+      unwritten == Unwritten::stays && writes_.catches_up(cls.layout.slot_bytes());
   // What was seen pinned is passed over; a round that meets a pin sees them all.
   const KeepIf busy([&](PageId resident) {
     const SlotId slot = state_.pool.slot_of(cls, resident);
     return slot == spare || state_.pool.is_aside(slot) || writes_.is_writing(slot) ||
-           state_.sessions.seen_pinned(slot) || awaits_child(slot);
+           state_.sessions.seen_pinned(slot) || awaits_child(slot) ||
+           (missed_stay && writes_.is_missed(state_.pool.page_at(slot)));
   });
   std::array<PageId, kBatch> residents;
   std::vector<SlotId> slots;

@@ -23,10 +23,13 @@ class Eviction {
   Eviction(WarehouseState& state, WriteAdmission& writes, Removal& removal, Uses& uses)
       : state_(state), writes_(writes), removal_(removal), uses_(uses) {}
 
+  // Of a page that NVMe does not have yet, and will in a moment.
+  enum class Unwritten : uint8_t { leaves, stays };
+
   // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for
-  // it.
+  // it. A read (state "filling") can wait: it takes no page's room that is about to be written.
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
-  size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
+  size_t evict_some(SlotClass& cls, size_t want, SlotId spare, Unwritten unwritten);
   void keep_free();
   // UINT64_MAX: it has no page that could leave.
   uint64_t coldest_heat(SlotClass& cls) const;
@@ -50,6 +53,8 @@ class Eviction {
   // A fiftieth of a class is kept free, so that what was evicted stays readable for a while.
   static constexpr uint64_t kFreeShare = 50;
 
+  // For a read. True: there is room, or it comes with what is being written now.
+  bool evict_written(SlotClass& cls, size_t want, SlotId spare);
   // A page whose child is being written: without it the child could never be found. Not where NVMe
   // keeps the chain whole.
   bool awaits_child(SlotId slot) const;

@@ -58,7 +58,8 @@ void IndexRoom::keep_room(const Key& parent, SlotId parent_slot) {
       coldest = cls.get();
     }
   // What NVMe has as well stays in the index: its turn to leave that comes with the next store.
-  if (coldest != nullptr) eviction_.evict_some(*coldest, kAtOnce, parent_slot);
+  if (coldest != nullptr)
+    eviction_.evict_some(*coldest, kAtOnce, parent_slot, Eviction::Unwritten::leaves);
 }
 
 // Nothing orders pages that are on NVMe alone, but their records were written one after the other:

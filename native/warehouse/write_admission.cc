@@ -23,7 +23,7 @@ bool WriteAdmission::append(const EntryView& view, SlotId slot) {
   if (!state_.log->append(slot, facts_of(*state_.pool.meta(slot)), state_.pool.payload(slot)))
     return false;
   writing_.insert(slot);
-  unwritten_.erase(place_of(view.page));
+  set_written(place_of(view.page));
   return true;
 }
 
@@ -34,7 +34,7 @@ void WriteAdmission::admit(const EntryView& view, SlotId slot) {
     if (append(view, slot)) return;
     reason = state_.log->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
   }
-  unwritten_[place_of(view.page)] = NotOnNvme::missed;
+  set_unwritten(place_of(view.page), NotOnNvme::missed);
   ++not_admitted_[reason];
 }
 
@@ -82,14 +82,14 @@ void WriteAdmission::written(SlotId slot, const nvme::Extent& extent) {
 void WriteAdmission::failed(SlotId slot, std::string_view reason) {
   writing_.erase(slot);
   if (const PageId page = state_.pool.page_at(slot); page != kNoPage)
-    unwritten_[place_of(page)] = NotOnNvme::missed;
+    set_unwritten(place_of(page), NotOnNvme::missed);
   ++not_admitted_[std::string(reason)];
 }
 
 void WriteAdmission::recovered() {
   for (PageId page = 0; page < state_.catalog.index().entries(); ++page)
     if (const auto view = state_.catalog.at(page); view && view->in_dram() && !view->in_nvme())
-      unwritten_[place_of(page)] = NotOnNvme::missed;
+      set_unwritten(place_of(page), NotOnNvme::missed);
 }
 
 void WriteAdmission::tick() {
@@ -97,12 +97,35 @@ void WriteAdmission::tick() {
 }
 
 void WriteAdmission::left_nvme(PageId page, LeaveReason reason) {
-  NotOnNvme& why = unwritten_[place_of(page)];
-  why = NotOnNvme::taken_out;
+  NotOnNvme why = NotOnNvme::taken_out;
   if (reason == LeaveReason::lost || reason == LeaveReason::quarantined) why = NotOnNvme::missed;
   // An orphan's record made room because it was one; its parent may come back.
   if (reason == LeaveReason::reclaimed)
     why = state_.catalog.is_orphan(page) ? NotOnNvme::missed : NotOnNvme::made_room;
+  set_unwritten(place_of(page), why);
+}
+
+void WriteAdmission::set_unwritten(Unwritten place, NotOnNvme why) {
+  set_written(place);
+  unwritten_.emplace(place, why);
+  missed_ += why == NotOnNvme::missed ? 1 : 0;
+}
+
+void WriteAdmission::set_written(Unwritten place) {
+  const auto at = unwritten_.find(place);
+  if (at == unwritten_.end()) return;
+  missed_ -= at->second == NotOnNvme::missed ? 1 : 0;
+  unwritten_.erase(at);
+}
+
+bool WriteAdmission::is_missed(PageId page) const {
+  const auto at = unwritten_.find(place_of(page));
+  return at != unwritten_.end() && at->second == NotOnNvme::missed;
+}
+
+bool WriteAdmission::catches_up(uint64_t page_bytes) const {
+  return missed_ != 0 && state_.log && state_.log->health() == nvme::LogHealth::ok &&
+         missed_ * page_bytes <= state_.options.write_queue_bytes;
 }
 
 }  // namespace kvw

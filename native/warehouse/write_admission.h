@@ -39,12 +39,17 @@ class WriteAdmission {
   // The slot is being written: it may not be given out again.
   bool is_writing(SlotId slot) const { return writing_.contains(slot); }
   bool is_idle() const { return writing_.empty(); }
+  // The page missed the queue, and a tick will offer it again.
+  bool is_missed(PageId page) const;
+  // Pages of that size missed the queue, no more than it holds: they are written in a moment. A
+  // longer backlog is a device that is too slow, and nobody waits for it.
+  bool catches_up(uint64_t page_bytes) const;
 
   // Takes up the pages that an earlier daemon has left in DRAM only.
   void recovered();
   // Of a page that is in DRAM still.
   void left_nvme(PageId page, LeaveReason reason);
-  void left_dram(PageId page) { unwritten_.erase(place_of(page)); }
+  void left_dram(PageId page) { set_written(place_of(page)); }
 
   FlushReport report() const;
   const std::map<std::string, uint64_t>& not_admitted() const { return not_admitted_; }
@@ -59,11 +64,14 @@ class WriteAdmission {
 
   bool append(const EntryView& view, SlotId slot);
   bool admissible(PageId page, std::string& reason) const;
+  void set_unwritten(Unwritten place, NotOnNvme why);
+  void set_written(Unwritten place);
   Unwritten place_of(PageId page) const { return {state_.catalog.node(page).position, page}; }
 
   WarehouseState& state_;
   std::unordered_set<SlotId> writing_;            // being written to NVMe
   std::map<Unwritten, NotOnNvme> unwritten_;      // in DRAM, neither on NVMe nor on the way there
+  uint64_t missed_ = 0;                           // of these, those of that reason
   Spill spilling_;                                // of the ticks
   std::map<std::string, uint64_t> not_admitted_;  // by reason
 };
