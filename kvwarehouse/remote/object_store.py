@@ -143,7 +143,7 @@ class ObjectStore:
         `if_absent` was heeded."""
         mode = "create" if if_absent else "overwrite"
         try:
-            with self._call("put", self._settings.put_s):
+            with self._call("put", self._settings.put_s, answers=self._taken):
                 self._obstore.put(self._writes, name, data, mode=mode, use_multipart=False)
         except self._taken:
             return False
@@ -217,8 +217,11 @@ class ObjectStore:
         return self.breaker.is_open
 
     @contextlib.contextmanager
-    def _call(self, what: str, deadline_s: float) -> Iterator[None]:
-        """A call to the store; the breaker hears how it ended, once."""
+    def _call(
+        self, what: str, deadline_s: float, answers: tuple[type[Exception], ...] | None = None
+    ) -> Iterator[None]:
+        """A call to the store; the breaker hears how it ended, once. `answers`: what a store that
+        works may raise."""
         self._count_late()
         if not self.breaker.admit():
             raise TransportError(
@@ -233,7 +236,8 @@ class ObjectStore:
             failed = False
         except Exception as error:
             # Whatever a store or its library says beyond its answers: it did not do it.
-            failed = not (isinstance(error, self._answers) or _is_shorter(error))
+            expected = isinstance(error, answers or self._answers) or _is_shorter(error)
+            failed = not expected or _says(error, _NO_BUCKET)
             if failed:
                 self.last_failure = self._failure(what, error)
                 raise self._failure(what, error) from error
@@ -283,7 +287,7 @@ class ObjectStore:
         exceptions = self._obstore.exceptions
         refused = isinstance(
             error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
-        ) or _says(error, _REFUSED)
+        ) or _says(error, (*_REFUSED, *_NO_BUCKET))
         code = "remote_refused" if refused else "remote_failed"
         return TransportError(
             f"{what}: {self._place}: {first_line(error)}",
@@ -401,6 +405,10 @@ _FULL: Final = (
 
 # Of a listing, and of who hands out credentials.
 _REFUSED: Final = ("401 Unauthorized", "403 Forbidden")
+
+# Where that is not there, no object is, and none can be put: the status is an object's, 404. Of S3
+# and of Google's store; of Azure.
+_NO_BUCKET: Final = ("<Code>NoSuchBucket</Code>", "<Code>ContainerNotFound</Code>")
 
 
 def _says(error: Exception, signs: tuple[str, ...]) -> bool:

@@ -248,14 +248,17 @@ def test_probe_finds_a_store_that_ignores_put_if_absent() -> None:
         lambda store: store.delete(["a"]),
     ],
 )
-@pytest.mark.parametrize("status", [403, 401])
+@pytest.mark.parametrize(
+    ("status", "body"), [(403, b""), (401, b""), (404, b"<Error><Code>NoSuchBucket</Code></Error>")]
+)
 def test_refusal_is_told_apart_and_has_no_secret(
     status: int,
+    body: bytes,
     call: Callable[[ObjectStore], Any],
     server: BadServer,
     over_http: Callable[..., ObjectStore],
 ) -> None:
-    server.status = status
+    server.status, server.body = status, body
     with pytest.raises(TransportError) as caught:
         call(over_http())
     assert caught.value.code == "remote_refused"
