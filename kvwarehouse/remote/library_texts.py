@@ -14,9 +14,20 @@ _PASSWORD: Final = re.compile(r"(\w+://)[^\s/@]*@")
 
 # Of the body of a refusal (S3, and all that speak it; Azure): the rest of it is not for a log.
 _BODY: Final = re.compile(r"<(?:\?xml|Error)\b")
-_BODY_PARTS: Final = (
-    re.compile(r"<Code>([\w.]{1,60})</Code>"),
-    re.compile(r"<Message>([^<\n]{1,200})"),
+_STATUS: Final = re.compile(
+    r" - Server returned non-2xx status code: (\d{3} [A-Z][A-Za-z' -]{1,40})"
+)
+_ANSWER: Final = (
+    ("", _STATUS),
+    ("", re.compile(r"<Code>([\w.]{1,60})</Code>")),
+    ("", re.compile(r"<Message>([^<\n]{1,200})")),
+)
+
+# Why nothing was answered at all: only in the library's own structures.
+_CAUSE: Final = (
+    ("", re.compile(r'message: "([A-Z][A-Za-z ]{1,80})"')),  # the system's
+    ("", re.compile(r'error: "(failed to lookup [\w ,:.-]{1,120})"')),
+    ("its certificate is not believed: ", re.compile(r"InvalidCertificate\(\s*(\w{1,40})")),
 )
 
 
@@ -26,11 +37,13 @@ def without_secrets(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what a library says: behind it are its own structures, and requests as they were sent. Of
-    a body that a store answered with, its code and its message."""
+    """Of what a library says: behind it are its own structures, and requests as they were sent.
+    What a store has answered, its status, code and message, or why it has not, comes first:
+    names are long."""
     text = str(error)
     lines = _BODY.split(text, maxsplit=1)[0].splitlines()
-    found = [part.search(text) for part in _BODY_PARTS]
-    said = ": ".join(match[1] for match in found if match)
-    line = f"{lines[0] if lines else type(error).__name__} {said}"
+    said = lines[0] if lines else type(error).__name__
+    parts = _CAUSE if said.endswith("error sending request") else _ANSWER
+    found = [f"{what}{match[1]}" for what, part in parts if (match := part.search(text))]
+    line = f"{': '.join(found)} ({_STATUS.split(said)[0]})" if found else said
     return " ".join(without_secrets(line).split())[:_CHARACTERS]

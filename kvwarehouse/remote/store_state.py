@@ -14,7 +14,7 @@ _ADVICE: Final = {
     "failing": "puts wait, and it is asked again by and by; look whether it runs and is reached "
     "from this host",
     "refused": f"it is asked again every {PROBE_EVERY_S:g} s; look at the credentials in the "
-    "daemon's environment and at what they may do there",
+    "daemon's environment, at what they may do there, and whether the bucket is there",
     "full": f"one put is tried every {PROBE_EVERY_S:g} s; make room there, or lower "
     "--remote-capacity",
 }

@@ -36,9 +36,32 @@ def test_body_of_a_refusal_is_its_code_and_its_message(body: str) -> None:
         "<AWSAccessKeyId>planted</AWSAccessKeyId><CanonicalRequest>x-amz-security-token:planted"
     )
     error = ValueError(
-        f"PUT http://h/b: 403 Forbidden: {body}<Code>SignatureDoesNotMatch</Code>"
+        "PUT http://h/b in 3ms - Server returned non-2xx status code: 403 Forbidden: "
+        f"{body}<Code>SignatureDoesNotMatch</Code>"
         f"<Message>The signature is another\nplanted</Message>{planted}</CanonicalRequest></Error>"
     )
     assert first_line(error) == (
-        "PUT http://h/b: 403 Forbidden: SignatureDoesNotMatch: The signature is another"
+        "403 Forbidden: SignatureDoesNotMatch: The signature is another (PUT http://h/b in 3ms)"
     )
+
+
+@pytest.mark.parametrize(
+    ("inside", "cause"),
+    [
+        ('Os {\n  code: 111,\n  message: "Connection refused",\n}', "Connection refused"),
+        (
+            'error: "failed to lookup address information: Name or service not known",',
+            "failed to lookup address information: Name or service not known",
+        ),
+        (
+            "error: InvalidCertificate(\n    UnknownIssuer,\n),",
+            "its certificate is not believed: UnknownIssuer",
+        ),
+    ],
+)
+def test_connection_that_failed_says_why(inside: str, cause: str) -> None:
+    """As obstore 0.12.1 prints them; its first line has no cause."""
+    said = "Error performing GET https://h/a in 2ms - HTTP error: error sending request"
+    error = ValueError(f"{said}\n\nDebug source:\nGeneric {{ {inside} }}")
+    assert first_line(error) == f"{cause} ({said})"
+    assert first_line(ValueError(said)) == said
