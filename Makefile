@@ -21,7 +21,7 @@ ENGINE_PYTEST := bin/python -m pytest -o faulthandler_timeout=900 --durations=15
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 # Tests of other kinds of machines and hours have targets of their own.
-ELSEWHERE := engines gpu site
+ELSEWHERE := engines gpu site stores
 PYTEST := $(BIN)/python -m pytest
 # A process a core, as pytest-xdist counts them. A file stays in one of them, for what its tests share;
 # files in their order, which has long ones early. One process again: ARGS="-n 0"; --pdb does that too.
@@ -147,6 +147,11 @@ test-sglang: setup-sglang
 .PHONY: test-lmcache
 test-lmcache: setup-lmcache
 	@.venv-lmcache$(L)/$(ENGINE_PYTEST) -W ignore::DeprecationWarning -o testpaths=tests/engines/lmcache $(CHOSEN) $(ARGS)
+
+.PHONY: test-stores
+test-stores: setup  ## the remote tier over real object stores: a Ceph cluster, started here
+	@EXTRA=ceph scripts/system_packages.sh
+	@$(PYTEST) -o testpaths=tests/stores $(ARGS)
 
 # On a machine with a GPU, over its own torch and CuPy. Without a registry: WHEELS=FOLDER, which
 # `make gpu-wheels` has filled elsewhere.

@@ -6,7 +6,7 @@
 # fio, openssl, strace. They are tried once for each clone and never ask for a password; without them
 # those tests are skipped, and say so. Prometheus, with which others check deploy/, is unpacked only.
 # EXTRA=fuzz: a clang with libFuzzer instead, used if there. EXTRA=sglang: instead what SGLang
-# compiles its page hash with.
+# compiles its page hash with. EXTRA=ceph: a Ceph cluster with an S3 gateway, used if there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 compiler=${CXX:-c++}
@@ -32,6 +32,13 @@ missing() {
   fi
   if [ "${EXTRA:-}" = sglang ]; then
     echo '#include <openssl/sha.h>' | compiles || packages+=(libssl-dev)
+    return
+  fi
+  if [ "${EXTRA:-}" = ceph ]; then
+    local program
+    for program in ceph-mon ceph-mgr ceph-osd radosgw; do
+      command -v "$program" >/dev/null || packages+=("$program")
+    done
     return
   fi
   if ! echo 'int main() {}' | compiles; then
@@ -143,6 +150,10 @@ say_what_is_missing() {
   by_hand "${wanted[@]}" >&2
   if [ "${EXTRA:-}" = fuzz ]; then
     echo "or another clang with libFuzzer. Going on without: make fuzz changes inputs blindly" >&2
+    return
+  fi
+  if [ "${EXTRA:-}" = ceph ]; then
+    echo "Going on without: the tests of real stores are skipped" >&2
     return
   fi
   echo "or, on other systems, a C++20 compiler, the headers of xxHash and those of liburing." >&2

@@ -38,6 +38,7 @@ LANES: Mapping[str, str] = {
     "tests": "test",
     "lint": "lint",
     **ENGINES,
+    "stores": "test-stores",
     "faults": "faults",
     "asan": "asan",
     "tsan": "tsan",

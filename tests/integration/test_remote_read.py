@@ -47,31 +47,12 @@ def host(tmp_path: Path) -> Iterator[Hosts]:
         one.remove()
 
 
-def put(one: RemoteHost, *prompts: int, runs: int = 1) -> None:
-    """Stores prompts, and waits until the folder has their objects."""
-    before = one.status["puts"].get("stored", 0)
-    one.store(*prompts, runs=runs)
-    wanted = before + runs * len(prompts)
-    one.until(lambda status: status["puts"].get("stored", 0) == wanted, "all were put")
-
-
-def emptied(one: RemoteHost) -> None:
-    """None of its own tiers has a page any more."""
-    one.client.open(SPACE)
-    eventually(lambda: one.client.evict(None, 100_000, "all") == 0, "its tiers are empty")
-
-
-def until_remote(one: RemoteHost, prompt: int, runs: int = 1) -> None:
-    wanted = {"remote": runs * RUN_PAGES}
-    eventually(lambda: one.found(prompt, runs) == wanted, f"{prompt} is found in the store")
-
-
 def test_pages_that_left_all_tiers_of_a_host_come_back(host: Hosts) -> None:
     one = host()
-    put(one, 1, runs=3)
+    one.put(1, runs=3)
     assert one.found(1, 3) == {"dram": 3 * RUN_PAGES}
-    emptied(one)
-    until_remote(one, 1, 3)
+    one.empty()
+    one.until_remote(1, 3)
     loaded = one.load(1, 3)
     assert (loaded, loaded.missed) == (3 * RUN_PAGES, {})
     assert one.found(1, 3) == {"dram": 3 * RUN_PAGES}
@@ -84,8 +65,8 @@ def test_prompt_that_goes_on_where_a_stored_one_ends_loads_what_both_tiers_have(
     host: Hosts,
 ) -> None:
     one = host()
-    put(one, 1, runs=2)
-    emptied(one)
+    one.put(1, runs=2)
+    one.empty()
     space = one.client.open(SPACE)
     few = RUN_PAGES // 2  # the first half of the first object
     assert space.store(tokens(1, 2)[: few * 16], pages(1, 2)[:few]).stored == few
@@ -98,10 +79,10 @@ def test_prompt_that_goes_on_where_a_stored_one_ends_loads_what_both_tiers_have(
 
 def test_other_hosts_of_the_fleet_find_and_load_what_one_has_put(host: Hosts) -> None:
     one = host()
-    put(one, 1, 2)
+    one.put(1, 2)
     other = host()
     for prompt in (1, 2):
-        until_remote(other, prompt)
+        other.until_remote(prompt)
         assert other.load(prompt) == RUN_PAGES
     assert other.found(3) == {}
     assert one.load(1) == RUN_PAGES
@@ -109,27 +90,27 @@ def test_other_hosts_of_the_fleet_find_and_load_what_one_has_put(host: Hosts) ->
 
 def test_successor_of_a_host_that_lost_its_memory_starts_warm(host: Hosts) -> None:
     one = host()
-    put(one, 1)
+    one.put(1)
     one.client.close()
     one.serving.kill()
     for path in one.serving.arena_dir.iterdir():
         if path.is_file() and path.name != "identity":
             path.unlink()
     one.start()
-    until_remote(one, 1)
+    one.until_remote(1)
     assert one.load(1) == RUN_PAGES
 
 
 @pytest.mark.parametrize("at", [0, 5, RUN_PAGES - 1])
 def test_flipped_byte_in_the_store_is_a_miss_from_its_page_on(host: Hosts, at: int) -> None:
     one = host()
-    put(one, 1)
+    one.put(1)
     ((_, path),) = one.paths().items()
     data = bytearray(path.read_bytes())
     data[at * RECORD_BYTES + 4096 + 77] ^= 1
     path.write_bytes(data)
-    emptied(one)
-    until_remote(one, 1)
+    one.empty()
+    one.until_remote(1)
     loaded = one.load(1)
     assert loaded == at
     assert loaded.missed == {"remote_damaged": RUN_PAGES - at}
@@ -140,14 +121,14 @@ def test_flipped_byte_in_the_store_is_a_miss_from_its_page_on(host: Hosts, at: i
 
 def test_object_of_another_prompt_under_a_name_is_a_miss(host: Hosts) -> None:
     one = host()
-    put(one, 1, 2)
+    one.put(1, 2)
     paths = list(one.paths().values())
     first, second = (path.read_bytes() for path in paths)
     paths[0].write_bytes(second)
     paths[1].write_bytes(first)
-    emptied(one)
+    one.empty()
     for prompt in (1, 2):
-        until_remote(one, prompt)
+        one.until_remote(prompt)
         loaded = one.load(prompt)
         assert (loaded, loaded.missed) == (0, {"remote_damaged": RUN_PAGES})
 
@@ -155,11 +136,11 @@ def test_object_of_another_prompt_under_a_name_is_a_miss(host: Hosts) -> None:
 @pytest.mark.parametrize("left", [0, 100, 3 * RECORD_BYTES, 3 * RECORD_BYTES + 4096])
 def test_cut_object_is_a_miss(host: Hosts, left: int) -> None:
     one = host()
-    put(one, 1)
+    one.put(1)
     ((_, path),) = one.paths().items()
     path.write_bytes(path.read_bytes()[:left])
-    emptied(one)
-    until_remote(one, 1)
+    one.empty()
+    one.until_remote(1)
     loaded = one.load(1)
     assert loaded <= left // RECORD_BYTES
     assert sum(loaded.missed.values()) == RUN_PAGES - loaded
@@ -167,11 +148,11 @@ def test_cut_object_is_a_miss(host: Hosts, left: int) -> None:
 
 def test_object_that_is_gone_is_a_miss_once_and_not_looked_for_again(host: Hosts) -> None:
     one = host()
-    put(one, 1, 2)
-    emptied(one)
+    one.put(1, 2)
+    one.empty()
     for path in one.paths().values():
         path.unlink()
-    until_remote(one, 1)
+    one.until_remote(1)
     loaded = one.load(1)
     assert (loaded, loaded.missed) == (0, {"remote_missing": RUN_PAGES})
     eventually(lambda: one.found(1) == {}, "its cell is gone")
@@ -182,8 +163,8 @@ def test_object_that_is_gone_is_a_miss_once_and_not_looked_for_again(host: Hosts
 
 def test_clear_reaches_the_store_and_all_hosts(host: Hosts) -> None:
     one, other = host(), host()
-    put(one, 1)
-    until_remote(other, 1)
+    one.put(1)
+    other.until_remote(1)
     assert other.load(1) == RUN_PAGES
     one.client.clear(SPACE)
     assert one.found(1) == {}
@@ -194,9 +175,9 @@ def test_clear_reaches_the_store_and_all_hosts(host: Hosts) -> None:
         each.start()
         each.until_state("serving")
         assert each.found(1) == {}
-    put(one, 1)  # the same content is welcome again
-    emptied(one)
-    until_remote(one, 1)
+    one.put(1)  # the same content is welcome again
+    one.empty()
+    one.until_remote(1)
     assert one.load(1) == RUN_PAGES
     epochs = {name.epoch for name in one.paths()}
     assert len(epochs) == 2  # of before, until the janitor comes, and of now
@@ -205,22 +186,22 @@ def test_clear_reaches_the_store_and_all_hosts(host: Hosts) -> None:
 
 def test_killed_worker_costs_misses_and_no_more(host: Hosts) -> None:
     one = host()
-    put(one, 1)
-    emptied(one)
-    until_remote(one, 1)
+    one.put(1)
+    one.empty()
+    one.until_remote(1)
     os.kill(one.worker(), signal.SIGKILL)
     loaded = one.load(1)  # by the next one, or not
     assert loaded in (0, RUN_PAGES)
     assert sum(loaded.missed.values()) == RUN_PAGES - loaded
-    until_remote(one, 1) if loaded == 0 else None
+    one.until_remote(1) if loaded == 0 else None
     assert one.load(1) == RUN_PAGES
 
 
 def test_worker_that_stands_still_keeps_no_load_beyond_its_time(host: Hosts) -> None:
     one = host(environment={"KVW_TEST_SILENT_LOOKS": "1000"})
-    put(one, 1)
-    emptied(one)
-    until_remote(one, 1)
+    one.put(1)
+    one.empty()
+    one.until_remote(1)
     os.kill(one.worker(), signal.SIGSTOP)
     try:
         loaded = one.load(1, timeout_s=0.5)  # and not for as long as nobody answers
@@ -237,8 +218,8 @@ def test_worker_that_stands_still_keeps_no_load_beyond_its_time(host: Hosts) -> 
 
 def test_nothing_is_read_where_that_is_asked_for(host: Hosts) -> None:
     one = host(remote_read="off")
-    put(one, 1)
-    emptied(one)
+    one.put(1)
+    one.empty()
     one.until_state("serving")
     assert one.found(1) == {}
     assert one.load(1) == 0
@@ -247,9 +228,9 @@ def test_nothing_is_read_where_that_is_asked_for(host: Hosts) -> None:
 
 def test_host_that_only_reads_puts_nothing(host: Hosts) -> None:
     one, reader = host(), host(remote_write="none")
-    put(one, 1)
+    one.put(1)
     other = len(one.paths())
-    until_remote(reader, 1)
+    reader.until_remote(1)
     assert reader.load(1) == RUN_PAGES
     reader.store(2)
     reader.use(2, 2)
@@ -258,10 +239,10 @@ def test_host_that_only_reads_puts_nothing(host: Hosts) -> None:
 
 def test_many_loads_at_once_get_each_object_once(host: Hosts) -> None:
     one = host()
-    put(one, 1, 2, runs=4)
-    emptied(one)
-    until_remote(one, 1, 4)
-    until_remote(one, 2, 4)
+    one.put(1, 2, runs=4)
+    one.empty()
+    one.until_remote(1, 4)
+    one.until_remote(2, 4)
     with ThreadPoolExecutor(8) as threads:
         loads = [threads.submit(one.load, 1 + i % 2, 4) for i in range(16)]
         assert {int(each.result()) for each in loads} == {4 * RUN_PAGES}
@@ -271,9 +252,9 @@ def test_many_loads_at_once_get_each_object_once(host: Hosts) -> None:
 
 def test_tiers_say_what_is_remote(host: Hosts) -> None:
     one = host()
-    put(one, 1)
-    emptied(one)
-    until_remote(one, 1)
+    one.put(1)
+    one.empty()
+    one.until_remote(1)
     space = one.client.open(SPACE)
     tiers = space.tiers(tokens(1) + [7] * 16)
     assert tiers.tolist() == [kvw.Tier.REMOTE] * RUN_PAGES + [kvw.Tier.MISSING]

@@ -72,6 +72,22 @@ class RemoteHost:
             stored = space.store(tokens(prompt, runs), pages(prompt, runs)).stored
             assert stored == runs * RUN_PAGES
 
+    def put(self, *prompts: int, runs: int = 1) -> None:
+        """Stores prompts, and waits until the remote tier has their objects."""
+        before = self.status["puts"].get("stored", 0)
+        self.store(*prompts, runs=runs)
+        wanted = before + runs * len(prompts)
+        self.until(lambda status: status["puts"].get("stored", 0) == wanted, "all were put")
+
+    def empty(self) -> None:
+        """Until none of its own tiers has a page any more."""
+        self.client.open(SPACE)
+        eventually(lambda: self.client.evict(None, 100_000, "all") == 0, "its tiers are empty")
+
+    def until_remote(self, prompt: int, runs: int = 1) -> None:
+        wanted = {"remote": runs * RUN_PAGES}
+        eventually(lambda: self.found(prompt, runs) == wanted, f"{prompt} is found in the store")
+
     def use(self, *prompts: int) -> None:
         for prompt in prompts:
             assert self.load(prompt) == RUN_PAGES
