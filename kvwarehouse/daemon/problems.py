@@ -80,7 +80,10 @@ def _found(status: status_pb2.Status) -> Iterator[tuple[str, str]]:
 
 def _of_clears(remote: status_pb2.RemoteStatus) -> Iterator[tuple[str, str]]:
     if remote.epochs_owed:
-        why = f"{remote.epochs_owed:,} of this host's; no other host knows of them yet"
+        why = (
+            f"{remote.epochs_owed:,} of this host's; no other host knows of them yet. Where the "
+            "store answers, the fleet has cleared too many namespaces: clear --all makes room"
+        )
         yield "remote clears owed", why
     is_old = not 0 <= remote.epochs_ago_s <= _EPOCHS_FRESH_S
     if remote.read == "on" and remote.state in ("serving", "full") and is_old:

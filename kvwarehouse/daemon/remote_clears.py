@@ -82,6 +82,7 @@ class RemoteClears:
         self._answers: list[ClearWritten] = []
         self._serial = 0  # of a listing that it is to be told was heard
         self._work, self._ends = True, False
+        self._failed = ""  # how the thread ended that must not end
         self._core: Any = None
         self._warehouse: DaemonWarehouse | None = None
         self._thread = threading.Thread(target=self._run, name="kvw-remote-clears", daemon=True)
@@ -135,6 +136,11 @@ class RemoteClears:
     def owed(self) -> int:
         """Clears of this host that the store does not have yet."""
         return len(self._state.owed)
+
+    @property
+    def failed(self) -> str:
+        """Why nothing is done any more, which only a bug can bring about. "": it goes on."""
+        return self._failed
 
     @property
     def may_forget(self) -> bool:
@@ -240,6 +246,12 @@ class RemoteClears:
         for text, epoch in line.epochs.items():
             name = bytes.fromhex(text)
             self._listed[name] = max(epoch, self._listed.get(name, 0))
+        of_all = self._listed.get(EVERYTHING, 0)  # what is below is not asked for any more
+        self._listed = {
+            name: epoch
+            for name, epoch in self._listed.items()
+            if epoch > of_all or name == EVERYTHING
+        }
         if len(self._listed) > LISTED_MAX:
             raise InternalError(
                 f"the worker has told of epochs of over {LISTED_MAX} namespaces", code="remote_line"
@@ -265,7 +277,9 @@ class RemoteClears:
                     self._sleep(RETRY_S)
                     self.wake()
         except Exception as error:  # noqa: BLE001  a thread's edge
-            # Safe: what is cleared from now on is not served, and no listing is said to be heard.
+            # What others clear from now on would not reach this host: whoever looks after the worker
+            # sees this, and ends it (remote_tier.py).
+            self._failed = f"{type(error).__name__}: {error}"
             self._log.event(Event.REMOTE_STOPPED, error=type(error).__name__, text=str(error))
 
     def _rest(self) -> bool:

@@ -51,7 +51,10 @@ host serves what is older, whatever has stopped on it."""
 
 MARKERS_MAX: Final = 1 << 18
 NAMESPACES_MAX: Final = 1 << 16
-"""That have markers. A fleet that has more cannot be listed every few seconds."""
+"""That were cleared after all were. A fleet that has more cannot be listed every few seconds."""
+SPARE: Final = 1 << 10
+"""Of these, what is left for hosts that write at the same time, and for a clear of all, which makes
+the others unnecessary. No marker of a namespace more is begun in it."""
 
 SUPERSEDED_MS: Final = DAY_MS
 """How long a marker stays that is below another: who writes one has to see what came between."""
@@ -84,16 +87,23 @@ def list_markers(store: ObjectStore, names: FleetNames) -> Markers:
             continue  # none, whoever has written it
         count += 1
         found.setdefault(of[0], []).append(Marker(of[1], item.name, item.modified_s))
-        if count > MARKERS_MAX or len(found) > NAMESPACES_MAX:
-            raise TransportError(
-                f"the store has markers of over {NAMESPACES_MAX} cleared namespaces, or over "
-                f"{MARKERS_MAX} of them; use another --fleet-secret, or delete those below "
-                f"{names.epochs_prefix} that no host uses any more",
-                code="remote_failed",
-            )
+        if count > MARKERS_MAX:
+            raise _too_many(names)
     for markers in found.values():
         markers.sort(key=lambda marker: marker.epoch)
+    of_all = _highest(found, EVERYTHING)
+    if sum(markers[-1].epoch >= of_all for markers in found.values()) > NAMESPACES_MAX:
+        raise _too_many(names)
     return found
+
+
+def _too_many(names: FleetNames) -> TransportError:
+    return TransportError(
+        f"the store has markers of over {NAMESPACES_MAX} cleared namespaces, or over "
+        f"{MARKERS_MAX} of them; use another --fleet-secret, or delete those below "
+        f"{names.epochs_prefix} that no host uses any more",
+        code="remote_failed",
+    )
 
 
 class Epochs:
@@ -207,9 +217,13 @@ class Epochs:
         known = self._copy_of_known()
         written: dict[bytes, int] = {}
         for namespace in owed:
+            is_full = len(known) + len(written) >= NAMESPACES_MAX - SPARE
             epoch = self._above(now_ms, _top(known, namespace))
             # One that is there by now is of a host that has chosen the same number meanwhile. Above
-            # the highest there may be none, which only a stranger can have done: it stays owed.
+            # the highest there may be none, which only a stranger can have done: it stays owed. So
+            # does one for which there is no room before all is cleared.
+            if namespace != EVERYTHING and namespace not in known and is_full:
+                continue
             if epoch < EPOCHS_END and store.put(
                 self._names.epoch(namespace, epoch), b"-", if_absent=put_if_absent
             ):
@@ -261,6 +275,12 @@ class Epochs:
     def _learn(self, epochs: Iterable[tuple[bytes, int]]) -> None:
         for namespace, epoch in epochs:
             self._known[namespace] = max(epoch, self._known.get(namespace, 0))
+        of_all = self._known.get(EVERYTHING, 0)
+        self._known = {
+            namespace: epoch
+            for namespace, epoch in self._known.items()
+            if epoch > of_all or namespace == EVERYTHING
+        }
 
 
 def _top(epochs: Mapping[bytes, int], namespace: bytes) -> int:

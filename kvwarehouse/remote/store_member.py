@@ -131,7 +131,7 @@ class StoreMember:
         if opened is None:
             return ReadingState(False)
         refused = self._get_gate.problem is not None
-        serving = self.knows_its_filter and self.epochs_fresh and not refused
+        serving = self.knows_its_filter and self.epochs.is_fresh and not refused
         figures = opened.gets.figures()
         return ReadingState(
             serving and not opened.store.failing(), figures.bytes_per_s, figures.first_byte_s
@@ -145,12 +145,6 @@ class StoreMember:
         heeds = bool(opened.fleet.facts().put_if_absent)
         with contextlib.suppress(TransportError):
             self.epochs.round(opened.store, opened.fleet.now_ms, put_if_absent=heeds)
-
-    @property
-    def epochs_fresh(self) -> bool:
-        """What the fleet has cleared is known, and the daemon has acted upon it: objects of the
-        epochs that it serves are not older than any clear."""
-        return self.epochs.is_fresh
 
     @property
     def is_hung(self) -> bool:

@@ -168,7 +168,17 @@ def test_epochs_of_too_many_namespaces_end_the_worker(
     monkeypatch.setattr(remote_clears, "LISTED_MAX", 2)
     rig.attach()
     with pytest.raises(InternalError):
-        rig.list(**{f"{number:032x}": 1 for number in range(3)})
+        rig.list(**{f"{number:032x}": 1 for number in range(1, 4)})
+
+
+def test_clear_of_all_makes_room_for_other_namespaces(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_clears, "LISTED_MAX", 2)
+    rig.attach()
+    rig.list(**{f"{number:032x}": 1 for number in range(1, 3)})
+    rig.list(2, **{EVERYTHING.hex(): 2})
+    rig.list(3, **{f"{3:032x}": 3})
 
 
 def test_core_that_does_not_answer_is_asked_again(rig: Rig) -> None:
@@ -236,6 +246,7 @@ def test_bug_is_said_and_no_listing_is_heard_any_more(
     rig.list()
     eventually(lambda: "remote_stopped" in rig.host.log.getvalue(), "it is said")
     assert rig.told == []
+    assert rig.clears.failed.startswith("ZeroDivisionError")
 
 
 # --- the file

@@ -298,3 +298,25 @@ def test_too_many_markers_are_a_store_that_fails(
     with pytest.raises(TransportError, match="cleared namespaces"):
         rig.round()
     assert not rig.epochs.is_fresh
+
+
+def test_full_fleet_takes_no_more_namespaces_and_still_a_clear_of_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "NAMESPACES_MAX", 4)
+    monkeypatch.setattr(module, "SPARE", 2)
+    rig.mark(SPACE, 7)
+    rig.mark(OTHER, 8)
+    rig.round()
+    rig.clear(space=b"n" * 16)
+    rig.round()
+    assert (rig.markers(b"n" * 16), rig.epochs.owed) == ([], 1)
+    rig.clear(space=SPACE)  # which has its place
+    rig.round()
+    assert len(rig.markers(SPACE)) == 2
+    rig.clear(clear_epoch=2, space=EVERYTHING)
+    rig.round()
+    assert len(rig.markers(EVERYTHING)) == 1
+    rig.after(module.LIST_EVERY_S)
+    assert rig.epochs.owed == 0  # and there is room again
+    assert len(rig.markers(b"n" * 16)) == 1

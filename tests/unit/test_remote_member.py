@@ -14,6 +14,7 @@ import pytest
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import breaker, nodes, store_gate, store_member
 from kvwarehouse.remote.breaker import Breaker
+from kvwarehouse.remote.epochs import Epochs
 from kvwarehouse.remote.report import (
     EpochsFound,
     EpochsHeard,
@@ -328,7 +329,7 @@ def test_clears_that_are_not_known_are_not_read_past(
 ) -> None:
     made = rig()
     made.serve()
-    monkeypatch.setattr(StoreMember, "epochs_fresh", False)
+    monkeypatch.setattr(Epochs, "is_fresh", False)
     assert not made.member.reading().serving
 
 
