@@ -169,6 +169,9 @@ class RemoteTier:
                 wait_s = FIRST_WAIT_S
             if self._stop.is_set():
                 return
+            if self._clears.failed:
+                self._set_off(_clears_ended(self._clears.failed))
+                return
             self._log.event(Event.REMOTE_WORKER_ENDED, **why, next_s=wait_s)
             self._set_off(f"its worker ended: {why['text']}; another one comes in {wait_s:g} s")
             self._stop.wait(wait_s)
@@ -258,6 +261,8 @@ class RemoteTier:
             process.changed.clear()
             if process.problem:
                 return process.problem
+            if self._clears.failed:  # nothing is read that another host may have cleared
+                return _clears_ended(self._clears.failed)
             if process.exit_code is not None:
                 return _meaning(process.exit_code)
             if process.heard and not is_told:
@@ -307,6 +312,13 @@ class RemoteTier:
     def _set_off(self, why: str) -> None:
         with self._lock:
             self._off = why
+
+
+def _clears_ended(why: str) -> str:
+    return (
+        f"its clears are not followed any more ({why}), which is a bug; please report it. Restart "
+        "the daemon to have the tier again"
+    )
 
 
 def _meaning(exit_code: int) -> str:

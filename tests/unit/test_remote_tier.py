@@ -63,6 +63,7 @@ class Clears:
 
     def __init__(self) -> None:
         self.number, self.owed = 0, 3
+        self.failed = ""
         self.tell: Any = None
         self.lines: list[tuple[int, Any]] = []
 
@@ -426,3 +427,13 @@ def test_worker_that_does_not_read_what_it_is_told_is_killed(
         assert told < 100, "a pipe is endless"
     (ended,) = eventually(lambda: rig.events("remote_worker_ended"), "it is killed")
     assert ended["text"] == "it does not read what it is told"
+
+
+def test_tier_ends_where_clears_are_not_followed_any_more(rig: Rig) -> None:
+    rig.tier.start()
+    rig.until("serving")
+    rig.clears.failed = "RuntimeError: a bug"
+    status = rig.until("off")
+    assert "a bug" in status.reason
+    eventually(lambda: not any(map(_lives, rig.pids())), "the end of its worker")
+    assert len(rig.pids()) == 1
