@@ -277,8 +277,8 @@ class RemoteClears:
                     self._sleep(RETRY_S)
                     self.wake()
         except Exception as error:  # noqa: BLE001  a thread's edge
-            # What others clear from now on would not reach this host: whoever looks after the worker
-            # sees this, and ends it (remote_tier.py).
+            # What others clear from now on would not reach this host: the tier, which looks after
+            # the worker, sees this and ends it (remote_tier.py).
             self._failed = f"{type(error).__name__}: {error}"
             self._log.event(Event.REMOTE_STOPPED, error=type(error).__name__, text=str(error))
 

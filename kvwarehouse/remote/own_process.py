@@ -41,5 +41,7 @@ def take_stdout() -> int:
 
 
 def give_way() -> None:
-    """This thread, to the other threads and to engines."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PUT_THREADS_NICE)
+    """This thread, to the other threads and to engines. Whoever gives way further already, as under
+    a niced daemon, may not take that back unless it is root."""
+    which = os.PRIO_PROCESS, threading.get_native_id()
+    os.setpriority(*which, max(_PUT_THREADS_NICE, os.getpriority(*which)))
