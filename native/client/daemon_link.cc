@@ -151,6 +151,16 @@ Connection::Reply DaemonLink::say_hello(Connection& to, std::optional<SlotRef> a
   if (after) hello.put(*after);
   hello.set_counts(after ? 1 : 0, 0, options_.read_only ? kHelloReadOnly : 0);
   Connection::Reply reply = to.ask(hello, MessageType::welcome, deadline_ns);
+  if (reply.descriptors.size() < reply.head().second) {  // the kernel leaves out what has no place
+    to.close();
+    throw Error(
+        ErrorKind::capacity, "no_file_handles",
+        "this process has no file handle left for the memory that it shares with the daemon: "
+        "it got " +
+            std::to_string(reply.descriptors.size()) + " of " +
+            std::to_string(reply.head().second) +
+            "; close files that are not used, or raise its limit (ulimit -n, LimitNOFILE)");
+  }
   Reader body = reply.body();
   body.take<Welcome>();
   body.take_array<SlotRef>(reply.head().first);

@@ -11,6 +11,7 @@
 
 #include "tests/check.h"
 #include "tests/daemon_world.h"
+#include "tests/descriptor_limit.h"
 #include "tests/slow_line.h"
 
 namespace kvw {
@@ -345,6 +346,17 @@ TEST(daemon_lets_more_wait_than_connect_at_once) {
   std::vector<Connection> waiting;
   for (uint64_t i = 0; i < std::min<uint64_t>(most, 400); ++i)
     waiting.emplace_back(daemon.socket(), std::nullopt, 0);
+}
+
+// Incident: it was told that the daemon's welcome was malformed.
+TEST(client_without_descriptors_left_is_told_so) {
+  Daemon daemon(shape_of(4096, 1));
+  daemon.start_process();
+  {
+    const DescriptorLimit tight(DescriptorLimit::at_present(3));
+    CHECK_THROWS(Client(daemon.client_options()), "no_file_handles");
+  }
+  const Client client(daemon.client_options());
 }
 
 TEST(closed_client_refuses_calls) {
