@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvwarehouse.errors import TransportError
-from kvwarehouse.remote.body_budget import BodyBudget
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore
 from kvwarehouse.remote.read_rates import ReadFigures, ReadRates
 from kvwarehouse.remote.store_gate import StoreGate
+from kvwarehouse.remote.under_way import RunTurn, UnderWay
 
 if TYPE_CHECKING:
     from kvwarehouse.core import FilledRun, RunToGet
@@ -44,6 +44,11 @@ class GetEnded(NamedTuple):
     pages: int = 0
 
 
+class Taken(NamedTuple):
+    run: RunToGet
+    turn: RunTurn
+
+
 class Gets:
     """`remove`: takes an object, by its last page's key, epoch and day, out of what the store has
     as far as this host knows. `gate`: whether the store lets this host read. `clock`: monotonic
@@ -60,8 +65,7 @@ class Gets:
     ) -> None:
         self._store, self._names, self._remove = store, names, remove
         self._fill, self._gate, self._clock = fill, gate, clock
-        self._bodies = BodyBudget(BODIES_BYTES)
-        self._under_way = _UnderWay()
+        self._under_way = UnderWay(BODIES_BYTES)
         self._rates = ReadRates(clock)
         self._taking = threading.Lock()
         self._lock = threading.Lock()
@@ -89,44 +93,43 @@ class Gets:
         """How fast the store is. Called about once a second."""
         return self._rates.figures()
 
-    def take(self, next_run: Callable[[], RunToGet | None]) -> RunToGet | None:
-        """The next run for a thread to get, which others may wait for from here on: one thread
-        after the other, so that a run is known before those that go on from it are begun."""
+    def take(self, next_run: Callable[[], RunToGet | None]) -> Taken | None:
+        """The next run for a thread to get, which has its turn from here on: one thread after the
+        other, so that a run is known before those that go on from it are begun."""
         with self._taking:
             run = next_run()
-            if run is not None:
-                self._under_way.begin(run.key)
-            return run
+            if run is None:
+                return None
+            return Taken(run, self._under_way.begin(run.key, run.end - run.begin))
 
-    def get(self, run: RunToGet) -> GetEnded:
-        """How one ended that was taken. Raises what filling raises: the daemon is gone, or
-        worse."""
-        due_s = self._clock() + run.within_s
+    def get(self, taken: Taken) -> GetEnded:
+        """How it ended. Raises what filling raises: the daemon is gone, or worse."""
+        due_s = self._clock() + taken.run.within_s
         try:
-            ended = self._ended(run, due_s)
+            ended = self._ended(taken, due_s)
         finally:
-            self._under_way.end(run.key)
+            self._under_way.end(taken.turn)
         with self._lock:
             self._ends[ended.end] += 1
         return ended
 
-    def _ended(self, run: RunToGet, due_s: float) -> GetEnded:
+    def _ended(self, taken: Taken, due_s: float) -> GetEnded:
+        run, turn = taken
         if not self._gate.admit():
             return GetEnded("failed")
-        left_s = max(due_s - self._clock(), 0)
-        with self._bodies.taken(run.end - run.begin, left_s) as taken:
-            if not taken or self._clock() >= due_s:
-                return GetEnded("late")
-            try:
-                body = self._read(run)
-            except TransportError as error:
-                self._gate.failed(error)
-                return GetEnded("failed")
-            self._gate.succeeded()
-            if body is None:
-                self._forget(run)
-                return GetEnded("missing")
-            return self._filled(run, body, due_s)
+        has_room = self._under_way.wait_for_room(turn, max(due_s - self._clock(), 0))
+        if not has_room or self._clock() >= due_s:
+            return GetEnded("late")
+        try:
+            body = self._read(run)
+        except TransportError as error:
+            self._gate.failed(error)
+            return GetEnded("failed")
+        self._gate.succeeded()
+        if body is None:
+            self._forget(run)
+            return GetEnded("missing")
+        return self._filled(taken, body, due_s)
 
     def _read(self, run: RunToGet) -> memoryview | None:
         name = self._names.pages(PagesName(run.namespace_id, run.epoch, run.day, run.key))
@@ -141,12 +144,14 @@ class Gets:
             with self._lock:
                 self._get_bytes += size_bytes
 
-    def _filled(self, run: RunToGet, body: memoryview, due_s: float) -> GetEnded:
+    def _filled(self, taken: Taken, body: memoryview, due_s: float) -> GetEnded:
+        run, turn = taken
         filled = self._fill(run, body, self._fill_s(due_s))
         while filled.fault == "parent_missing":
-            # Runs of one prompt come in any order. What was under way a moment ago may be stored
-            # by now, so it is tried once more in any case.
-            waited = self._under_way.wait(filled.parent, max(due_s - self._clock(), 0))
+            # Objects of one prompt come in any order. What was under way a moment ago may be
+            # stored by now, so it is tried once more in any case.
+            left_s = max(due_s - self._clock(), 0)
+            waited = self._under_way.wait_for_end(filled.parent, turn, left_s)
             filled = self._fill(run, body, self._fill_s(due_s))
             if not waited:
                 break
@@ -163,29 +168,3 @@ class Gets:
     def _forget(self, run: RunToGet) -> None:
         """The object is not taken away: another host may have a better line. Its day goes."""
         self._remove(run.key, run.epoch, run.day)
-
-
-class _UnderWay:
-    """The runs that are under way here, by their last page. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._keys: Counter[bytes] = Counter()
-
-    def begin(self, key: bytes) -> None:
-        with self._changed:
-            self._keys[key] += 1
-
-    def end(self, key: bytes) -> None:
-        with self._changed:
-            self._keys[key] -= 1
-            if self._keys[key] <= 0:
-                del self._keys[key]
-            self._changed.notify_all()
-
-    def wait(self, key: bytes, timeout_s: float) -> bool:
-        """True: it was under way, and has ended. False: there is none such, or it goes on."""
-        with self._changed:
-            if key not in self._keys:
-                return False
-            return self._changed.wait_for(lambda: key not in self._keys, timeout_s)

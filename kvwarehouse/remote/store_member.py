@@ -19,7 +19,7 @@ from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.remote import store_state
 from kvwarehouse.remote.epochs import Epochs
 from kvwarehouse.remote.fleet_store import FleetStore
-from kvwarehouse.remote.gets import Fill, GetEnded, Gets
+from kvwarehouse.remote.gets import Fill, GetEnded, Gets, Taken
 from kvwarehouse.remote.late_presence import LatePresence
 from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
@@ -163,15 +163,15 @@ class StoreMember:
         assert self._opened is not None
         return self._opened.puts.put(run)
 
-    def take(self, next_run: Callable[[], RunToGet | None]) -> RunToGet | None:
+    def take(self, next_run: Callable[[], RunToGet | None]) -> Taken | None:
         """See Gets.take."""
         assert self._opened is not None
         return self._opened.gets.take(next_run)
 
-    def get(self, run: RunToGet) -> GetEnded:
+    def get(self, taken: Taken) -> GetEnded:
         """Raises what filling raises."""
         assert self._opened is not None
-        return self._opened.gets.get(run)
+        return self._opened.gets.get(taken)
 
     def report(self) -> WorkerReport:
         opened = self._opened

@@ -177,10 +177,10 @@ class Worker:
 
     def _get(self, link: core.RemoteGetLink) -> None:
         while True:
-            run = self._member.take(lambda: link.next(_WAIT_S))
-            if run is not None:
-                ended = self._member.get(run)
-                link.done(run, ended.end, ended.pages)
+            taken = self._member.take(lambda: link.next(_WAIT_S))
+            if taken is not None:
+                ended = self._member.get(taken)
+                link.done(taken.run, ended.end, ended.pages)
 
 
 def main() -> NoReturn:

@@ -13,7 +13,7 @@ import pytest
 from kvwarehouse import core
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import gets, store_gate
-from kvwarehouse.remote.gets import GetEnded, Gets
+from kvwarehouse.remote.gets import GetEnded, Gets, Taken
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import StoreSettings, open_store
 from kvwarehouse.remote.store_gate import StoreGate
@@ -83,9 +83,17 @@ class Rig:
         self.kept.put(NAMES.pages(PagesName(SPACE, EPOCH, DAY, key)), data)
 
     def get(self, **fields: Any) -> GetEnded:
+        return self.end(self.take(**fields))
+
+    def take(self, **fields: Any) -> Taken:
         run: Any = Run(**fields)
-        assert self.gets.take(lambda: run) is run
-        ended = self.gets.get(run)
+        taken = self.gets.take(lambda: run)
+        assert taken is not None
+        assert taken.run is run
+        return taken
+
+    def end(self, taken: Taken) -> GetEnded:
+        ended = self.gets.get(taken)
         assert ended.end in core.GET_ENDS
         return ended
 
@@ -221,11 +229,23 @@ def test_run_whose_first_one_ended_otherwise_ends_at_once() -> None:
 
 def test_run_waits_for_the_first_one_no_longer_than_its_client() -> None:
     rig = Rig()
+    rig.store(b"1" * 16)
     rig.store(b"2" * 16)
-    rig.fill = lambda run: Filled("no_room", 0, "parent_missing", b"1" * 16)
-    first: Any = Run(b"1" * 16)
-    assert rig.gets.take(lambda: first) is first  # and it is yet to begin
+    first_may = threading.Event()
+
+    def fill(run: Run) -> Filled:
+        if run.key == b"1" * 16:
+            assert first_may.wait(DEADLINE_S)
+            return Filled()
+        return Filled("no_room", 0, "parent_missing", b"1" * 16)
+
+    rig.fill = fill
+    thread = threading.Thread(target=lambda: rig.get(key=b"1" * 16))
+    thread.start()
+    eventually(lambda: rig.bodies, "the first fills")
     assert rig.get(key=b"2" * 16, within_s=0.05) == ("no_room", 0)
+    first_may.set()
+    thread.join(DEADLINE_S)
 
 
 def test_objects_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +271,50 @@ def test_objects_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join(DEADLINE_S)
     assert rig.gets.ends == {"filled": 3, "late": 1}
+
+
+def test_run_holds_no_memory_that_its_first_one_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gets, "BODIES_BYTES", len(DATA))  # of one of them
+    rig = Rig()
+    rig.store(b"1" * 16)
+    rig.store(b"2" * 16)
+    stored: set[bytes] = set()
+
+    def fill(run: Run) -> Filled:
+        if run.key == b"2" * 16 and b"1" * 16 not in stored:
+            return Filled("no_room", 0, "parent_missing", b"1" * 16)
+        stored.add(run.key)
+        return Filled()
+
+    rig.fill = fill
+    first, second = (rig.take(key=key) for key in (b"1" * 16, b"2" * 16))
+    ends: list[GetEnded] = []
+    threads = [
+        threading.Thread(target=lambda taken=taken: ends.append(rig.end(taken)), daemon=True)
+        for taken in (second, first)
+    ]
+    for thread in threads:
+        thread.start()
+        thread.join(0.05)  # the second one's is sooner
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert ends == [("filled", 4)] * 2
+    assert len(rig.bodies) == 2
+
+
+def test_run_waits_for_none_that_was_taken_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for the memory that this one holds."""
+    monkeypatch.setattr(gets, "BODIES_BYTES", len(DATA))
+    rig = Rig()
+    rig.store(b"2" * 16)
+    rig.fill = lambda run: Filled("no_room", 0, "parent_missing", b"1" * 16)
+    second = rig.take(key=b"2" * 16)
+    rig.take(key=b"1" * 16)
+    ends: list[GetEnded] = []
+    thread = threading.Thread(target=lambda: ends.append(rig.end(second)), daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert ends == [("no_room", 0)]
 
 
 def test_what_filling_raises_goes_on_and_leaves_nothing_taken() -> None:

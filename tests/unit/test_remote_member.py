@@ -133,7 +133,9 @@ class Rig:
         today = self.opened.fleet.today
         assert today is not None
         run: Any = RunToGet(number.to_bytes(16, "little"), today)
-        return self.member.get(run)
+        taken = self.member.take(lambda: run)
+        assert taken is not None
+        return self.member.get(taken)
 
     @contextlib.contextmanager
     def taken_away(self) -> Any:
