@@ -75,6 +75,8 @@ class RemoteClears:
         self._served: dict[bytes, Applied] = {}
         self._listed: dict[bytes, int] = {}
         self._is_listed = False
+        # The fleet's epochs that are noted, perhaps, while the core is yet to have heard of them.
+        self._uncleared: dict[bytes, int] = {}
         # Of the worker that runs.
         self._number = 0
         self._tell: Callable[[ToWorker], bool] | None = None
@@ -313,13 +315,15 @@ class RemoteClears:
         for name in stale:
             self._served.pop(name, None)
             self._core.stop_remote(name)
-        if serial and tell is not None:
+        self._uncleared.update(stale)
+        if self._uncleared:
+            self._warehouse.clear_for_fleet(self._uncleared)
+            self._uncleared.clear()
+        if serial and tell is not None:  # from here on no reader here finds what is older
             tell(EpochsHeard(serial))
             with self._change:
                 if self._serial == serial:
                     self._serial = 0
-        if stale:
-            self._warehouse.clear_for_fleet(stale)
         self._serve()
         if self._is_changed or self._unsaved:
             self._save()

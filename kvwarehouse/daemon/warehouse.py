@@ -9,7 +9,9 @@ has noted it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -64,9 +66,10 @@ class DaemonWarehouse:
         self._log = log
         self._clears = clears
         # One change of namespaces at a time: ledger and core must see them in the same order.
-        self._changes = threading.Lock()
+        self._changes = threading.Condition(threading.Lock())
         # The core's numbers: it has given some already to namespaces that it found on its own.
         self._ordinals: dict[bytes, int] = {}
+        self._evicting: Counter[int] = Counter()  # which no other namespace gets meanwhile
         self._listeners: list[Callable[[NamespaceRecord], None]] = []
 
     def restore(self) -> None:
@@ -86,14 +89,19 @@ class DaemonWarehouse:
 
     def open_namespace(self, space: Namespace) -> NamespaceRecord:
         """Registers `space`, or finds it. At the bound of namespaces it forgets the one that nobody
-        uses and that was used longest ago. Raises UsageError if its pages fit no slab or it has too
-        many bytes, CapacityError at the bound where all are in use."""
+        uses and that was used longest ago, once no operator evicts from one. Raises UsageError if
+        its pages fit no slab or it has too many bytes, CapacityError at the bound where all are in
+        use."""
         with self._changes:
             while True:
                 try:
                     return self._open(space)
                 except CapacityError as error:
-                    if error.code != "too_many_namespaces" or not self._forget([ALL], []):
+                    if error.code != "too_many_namespaces":
+                        raise
+                    if self._evicting:  # the core may choose that one
+                        self._changes.wait()
+                    elif not self._forget([ALL], []):
                         raise
 
     def _open(self, space: Namespace) -> NamespaceRecord:
@@ -211,7 +219,9 @@ class DaemonWarehouse:
                 context={"pages": pages, "epoch": epoch},
             )
         if forget and record is not None and not forgotten:
-            why = "somebody stores into it or watches it; end that, and do it again"
+            why = (
+                "somebody stores into it, watches it or evicts from it; do it again when that ends"
+            )
             if count := self._nameless():
                 why = (
                     f"that would hide the pages of {count} namespaces that are missing in a ledger "
@@ -275,7 +285,8 @@ class DaemonWarehouse:
         while the core has pages that the rising floor would hide."""
         if self._nameless() or (self._clears is not None and not self._clears.may_forget):
             return 0
-        gone = [name for ordinal in ordinals if (name := self._core.forget_namespace(ordinal))]
+        free = [ordinal for ordinal in ordinals if ordinal not in self._evicting]
+        gone = [name for ordinal in free if (name := self._core.forget_namespace(ordinal))]
         gone += unplaced
         if not gone:
             return 0
@@ -323,8 +334,8 @@ class DaemonWarehouse:
             raise UsageError(
                 f"tiers {tiers!r} is none of {', '.join(TIER_CHOICES)}", code="bad_tiers"
             )
-        with self._changes:  # in steps, between which its number must not become another's
-            evicted, graves = self._core.evict(self.ordinal(record), pages, tiers)
+        with self._numbered(record) as ordinal:
+            evicted, graves = self._core.evict(ordinal, pages, tiers)
         durable = self._bury(graves)
         self._log.event(
             Event.EVICTED,
@@ -342,6 +353,21 @@ class DaemonWarehouse:
                 context={"pages": evicted, "nvme_pages": len(graves)},
             )
         return evicted, len(graves)
+
+    @contextlib.contextmanager
+    def _numbered(self, record: NamespaceRecord | None) -> Iterator[int]:
+        """The core's number of a namespace, which does not become another's meanwhile. Others go
+        on: what a fleet has cleared must not wait for an eviction."""
+        with self._changes:
+            ordinal = self.ordinal(record)
+            if ordinal != ALL:
+                self._evicting[ordinal] += 1
+        try:
+            yield ordinal
+        finally:
+            with self._changes:
+                self._evicting -= Counter([ordinal])
+                self._changes.notify_all()
 
     def flush(self, timeout_s: float) -> FlushResult:
         """Waits, at most `timeout_s`, until what was sealed before is durable."""

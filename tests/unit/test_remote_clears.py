@@ -24,7 +24,7 @@ from kvwarehouse.remote.report import (
     EpochsKnown,
     ToWorker,
 )
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from testkit import fleet_hosts
 from testkit.fleet_hosts import Host
 from testkit.timed_store import HostClock, TimedStore
@@ -212,6 +212,54 @@ def test_clear_that_the_core_missed_reaches_it_before_it_serves(rig: Rig) -> Non
     rig.host.core.clear = clear  # type: ignore[method-assign]
     eventually(lambda: rig.epoch == 101, "it is served")
     assert rig.host.own(SPACE.id) == []
+
+
+def test_what_others_have_cleared_is_heard_when_it_is_gone_here(rig: Rig) -> None:
+    rig.host.compute(SPACE.id)
+    clear, calls = rig.host.core.clear, []
+    found: list[list[int]] = []
+
+    def fails_first(ordinals: Any, epoch: int) -> int:
+        calls.append(epoch)
+        if len(calls) == 1:
+            raise TransportError("the core did not answer", code="no_answer")
+        return clear(ordinals, epoch)
+
+    def tell(line: ToWorker) -> bool:
+        if isinstance(line, EpochsHeard):
+            found.append(rig.host.own(SPACE.id))
+        return True
+
+    rig.host.core.clear = fails_first  # type: ignore[assignment,method-assign]
+    rig.clears.begin(1)
+    rig.clears.attach(tell)
+    rig.list(**{SPACE.id.hex(): 9})
+    eventually(lambda: rig.epoch == 9, "it follows")
+    assert found == [[]]
+
+
+def test_what_others_have_cleared_waits_for_no_eviction(rig: Rig) -> None:
+    rig.host.compute(SPACE.id)
+    rig.attach()
+    evicts, may_end = threading.Event(), threading.Event()
+
+    def evict(*args: Any) -> tuple[int, list[Any]]:
+        evicts.set()
+        assert may_end.wait(DEADLINE_S)
+        return 0, []
+
+    rig.host.core.evict = evict  # type: ignore[attr-defined]
+    record = rig.host.ledger.find(SPACE.id)
+    evicting = threading.Thread(target=rig.host.warehouse.evict, args=(record, 1, "dram"))
+    evicting.start()
+    try:
+        assert evicts.wait(DEADLINE_S)
+        rig.list(**{SPACE.id.hex(): 9})
+        eventually(lambda: rig.epoch == 9, "it follows", deadline_s=DEADLINE_S / 4)
+        assert rig.host.own(SPACE.id) == []
+    finally:
+        may_end.set()
+        evicting.join(DEADLINE_S)
 
 
 def test_clear_that_neither_store_nor_disk_has_is_an_error(
