@@ -87,7 +87,9 @@ def _of_clears(remote: status_pb2.RemoteStatus) -> Iterator[tuple[str, str]]:
         yield "remote clears owed", why
     is_old = not 0 <= remote.epochs_ago_s <= _EPOCHS_FRESH_S
     if remote.read == "on" and remote.state in ("serving", "full") and is_old:
-        yield "remote not read", "the store does not say which namespaces the fleet has cleared"
+        why = remote.reason if remote.state == "serving" else ""
+        why = why or "the store does not say which namespaces the fleet has cleared"
+        yield "remote not read", why
 
 
 def _words(code: str) -> str:

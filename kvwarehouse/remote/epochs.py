@@ -78,7 +78,7 @@ Markers = Mapping[bytes, Sequence[Marker]]
 
 
 def list_markers(store: ObjectStore, names: FleetNames) -> Markers:
-    """Raises TransportError, also where there are too many."""
+    """Raises TransportError, also where there are over MARKERS_MAX."""
     found: dict[bytes, list[Marker]] = {}
     count = 0
     for item in store.list(names.epochs_prefix):
@@ -88,22 +88,16 @@ def list_markers(store: ObjectStore, names: FleetNames) -> Markers:
         count += 1
         found.setdefault(of[0], []).append(Marker(of[1], item.name, item.modified_s))
         if count > MARKERS_MAX:
-            raise _too_many(names)
+            raise TransportError(
+                f"the store has over {MARKERS_MAX} markers of clears, so nothing is read from it; "
+                "the janitor deletes those that a later one has made unnecessary, a day later. Use "
+                f"another --fleet-secret, or delete those below {names.epochs_prefix} that no host "
+                "uses any more",
+                code="remote_failed",
+            )
     for markers in found.values():
         markers.sort(key=lambda marker: marker.epoch)
-    of_all = _highest(found, EVERYTHING)
-    if sum(markers[-1].epoch >= of_all for markers in found.values()) > NAMESPACES_MAX:
-        raise _too_many(names)
     return found
-
-
-def _too_many(names: FleetNames) -> TransportError:
-    return TransportError(
-        f"the store has markers of over {NAMESPACES_MAX} cleared namespaces, or over "
-        f"{MARKERS_MAX} of them; use another --fleet-secret, or delete those below "
-        f"{names.epochs_prefix} that no host uses any more",
-        code="remote_failed",
-    )
 
 
 class Epochs:
@@ -246,16 +240,25 @@ class Epochs:
             store.put(self._names.epoch(namespace, epoch), b"-")
 
     def _tell(self, begun_s: float) -> None:
-        """The daemon, what a listing that began then has changed."""
+        """The daemon, what a listing that began then has changed. Raises TransportError where it is
+        more than a daemon knows; a clear of all is written all the same, and mends it."""
+        known = self._copy_of_known()
+        if len(known) > NAMESPACES_MAX:
+            raise TransportError(
+                f"the fleet has cleared over {NAMESPACES_MAX} namespaces, so nothing is read from "
+                "the store; clear --all makes the markers of each unnecessary",
+                code="remote_failed",
+            )
         changed = {
             namespace.hex(): epoch
-            for namespace, epoch in self._copy_of_known().items()
+            for namespace, epoch in known.items()
             if self._said.get(namespace, 0) != epoch
         }
         if changed or not self._serial:
             with self._lock:
                 self._serial += 1  # nothing is fresh until the daemon has said it back
-            for line in _lines(self._serial, changed):
+            # That of all comes first: the daemon forgets what is below before it counts the others.
+            for line in _lines(self._serial, dict(sorted(changed.items()))):
                 self._say(line)
             self._said.update((bytes.fromhex(name), epoch) for name, epoch in changed.items())
         self._listed_s = begun_s

@@ -89,6 +89,7 @@ class StoreMember:
         self._tried_s = clock()  # to open it
         self._problem = ""  # why it is not open
         self._may_ask = False
+        self._epochs_problem = ""  # why the last round of clears did not go through
 
     def open(self, sleep: Callable[[float], None]) -> None:
         """Tries until it is: a folder may be mounted later, a file be mended."""
@@ -143,8 +144,11 @@ class StoreMember:
         if opened is None:
             return
         heeds = bool(opened.fleet.facts().put_if_absent)
-        with contextlib.suppress(TransportError):
+        try:
             self.epochs.round(opened.store, opened.fleet.now_ms, put_if_absent=heeds)
+            self._epochs_problem = ""
+        except TransportError as error:
+            self._epochs_problem = error.message
 
     @property
     def is_hung(self) -> bool:
@@ -210,9 +214,12 @@ class StoreMember:
             return store_state.failing_state(opened.store.last_failure)
         if problem is not None:
             return store_state.gate_state(problem)
-        return store_state.fleet_state(
+        state, reason = store_state.fleet_state(
             opened.fleet.facts(), self._settings.capacity_bytes, may_ask=self._may_ask
         )
+        if not reason and not self.epochs.is_fresh:  # what is put is true all the same
+            reason = self._epochs_problem
+        return state, reason
 
     def _state_before(self) -> tuple[str, str]:
         if self._problem:

@@ -84,6 +84,7 @@ def test_daemon_that_is_well_or_on_its_way_says_nothing(health: str) -> None:
         ({"remote": {"state": "full"}}, "remote full", "--remote-capacity"),
         ({"remote": {"state": "off"}}, "remote off", "remote_worker_ended"),
         ({"remote": {"state": "serving", "epochs_owed": 2}}, "remote clears owed", "2 of this"),
+        ({"remote": {"state": "serving", "epochs_owed": 1}}, "remote clears owed", "clear --all"),
         (
             {"remote": {"state": "serving", "read": "on", "epochs_ago_s": 40.0}},
             "remote not read",
@@ -93,6 +94,11 @@ def test_daemon_that_is_well_or_on_its_way_says_nothing(health: str) -> None:
             {"remote": {"state": "serving", "read": "on", "epochs_ago_s": -1.0}},
             "remote not read",
             "cleared",
+        ),
+        (
+            {"remote": {"state": "serving", "reason": "why", "read": "on", "epochs_ago_s": -1.0}},
+            "remote not read",
+            "why",
         ),
     ],
 )

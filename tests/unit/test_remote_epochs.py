@@ -288,16 +288,39 @@ def test_many_are_said_in_lines_of_one_listing(rig: Rig) -> None:
     assert all(len(line.to_line()) <= LINE_BYTES_MAX for line in said)
 
 
-@pytest.mark.parametrize("bound", ["MARKERS_MAX", "NAMESPACES_MAX"])
-def test_too_many_markers_are_a_store_that_fails(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
-    monkeypatch.setattr(module, bound, 2)
+def test_too_many_markers_are_a_store_that_fails(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MARKERS_MAX", 2)
     for number in range(3):
         rig.mark(bytes([number + 1]) * 16, 1)
-    with pytest.raises(TransportError, match="cleared namespaces"):
+    with pytest.raises(TransportError, match=f"below {NAMES.epochs_prefix}"):
         rig.round()
     assert not rig.epochs.is_fresh
+
+
+def test_too_many_namespaces_are_a_store_that_fails_until_all_are_cleared(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "NAMESPACES_MAX", 2)
+    for number in range(3):
+        rig.mark(bytes([number + 1]) * 16, 1)
+    with pytest.raises(TransportError, match="clear --all"):
+        rig.round()
+    assert not rig.epochs.is_fresh
+    rig.clear(space=EVERYTHING)
+    written, found = rig.round()
+    assert written.namespace == EVERYTHING.hex()
+    assert found.epochs == {EVERYTHING.hex(): written.epoch}
+    rig.hear()
+    assert rig.epochs.is_fresh
+
+
+def test_clear_of_all_is_said_before_what_was_cleared_after_it(rig: Rig) -> None:
+    spaces = [bytes([1]) * 14 + number.to_bytes(2, "big") for number in range(EPOCHS_PER_LINE)]
+    rig.epochs.tell(EpochsKnown({space.hex(): EPOCHS_END - 1 for space in spaces}))
+    rig.epochs.tell(EpochsKnown({EVERYTHING.hex(): 5}))
+    first, last = rig.round()
+    assert first.epochs[EVERYTHING.hex()] == 5
+    assert len(last.epochs) == 1
 
 
 def test_full_fleet_takes_no_more_namespaces_and_still_a_clear_of_all(

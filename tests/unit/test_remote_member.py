@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from kvwarehouse.errors import TransportError
-from kvwarehouse.remote import breaker, nodes, store_gate, store_member
+from kvwarehouse.remote import breaker, epochs, nodes, store_gate, store_member
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.epochs import Epochs
+from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.report import (
     EpochsFound,
     EpochsHeard,
@@ -333,6 +334,21 @@ def test_clears_that_are_not_known_are_not_read_past(
     made.serve()
     monkeypatch.setattr(Epochs, "is_fresh", False)
     assert not made.member.reading().serving
+
+
+def test_clears_that_cannot_be_known_are_said_while_the_store_serves(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig()
+    made.serve()
+    with monkeypatch.context() as patched:
+        patched.setattr(epochs, "MARKERS_MAX", 0)
+        made.opened.store.put(FleetNames(FLEET).epoch(b"n" * 16, 1), b"-")
+        made.rounds(2 * epochs.FRESH_S)
+        assert made.report.state == "serving"
+        assert "markers of clears" in made.report.reason
+    made.rounds(2 * epochs.LIST_EVERY_S)
+    assert made.report.reason == ""
 
 
 def test_store_that_refuses_gets_is_not_counted_on_until_it_gives_one(
