@@ -22,8 +22,8 @@ from kvwarehouse_connectors.core.page_run import PageRun
 _FIRST_ASK = 8
 _GROWTH = 8
 # Questions end where objects of the remote store may, which have a power of two of blocks and at
-# most so many tokens: blocks of one that is asked for in part are missing.
-_OBJECT_TOKENS = 256
+# most so many tokens (native/remote/object.h): blocks of one that is asked for in part are missing.
+OBJECT_TOKENS = 256
 # Blocks of a group without a chain that are asked for at once, from the end.
 _BACK_ASK = 32
 
@@ -219,7 +219,7 @@ class PrefixMatcher:
 
 def _most_blocks(block_tokens: int) -> int:
     """The largest power of two of blocks that an object may have."""
-    return 1 << max(1, _OBJECT_TOKENS // block_tokens).bit_length() - 1
+    return 1 << max(1, OBJECT_TOKENS // block_tokens).bit_length() - 1
 
 
 def load_runs(

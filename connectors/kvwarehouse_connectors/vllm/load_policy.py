@@ -20,7 +20,7 @@ from kvwarehouse_connectors.core.load_policy import (
     TierRates,
     worth_loading,
 )
-from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
+from kvwarehouse_connectors.core.prefix_matcher import OBJECT_TOKENS, PrefixHit
 from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.settings import Settings
 
@@ -38,8 +38,7 @@ _AGAIN_FAST = 1.5
 # Objects of the remote store that come side by side for one load: half of those that the daemon
 # gets at a time, since others load as well. The daemon says what one of them does.
 _REMOTE_STREAMS = 4
-# Tokens and bytes of one object, at most.
-_OBJECT_TOKENS = 256
+# Of one object, at most.
 _OBJECT_BYTES = 16 << 20
 # More of one request in a step than speculative decoding tries.
 _PREFILL_TOKENS = 32
@@ -193,7 +192,7 @@ class LoadPolicy:
         stream = float(control.remote_read_bytes_per_s) or ASSUMED_REMOTE_BYTES_PER_S
         store = stream * _REMOTE_STREAMS
         # All pages of an object are there at once.
-        pages = max(1, _OBJECT_TOKENS // self._spaces[0].page_tokens)
+        pages = max(1, OBJECT_TOKENS // self._spaces[0].page_tokens)
         first_object_s = min(pages * largest, max(largest, _OBJECT_BYTES)) / stream
         return replace(
             self._rates,
