@@ -76,11 +76,16 @@ def test_served_warehouse_is_administered_and_ends_with_0(
     serving: tuple[subprocess.Popen[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     process, socket = serving
-    with kvw.connect(f"unix://{socket}") as client:
-        client.open(SPACE).store(range(40), np.zeros((10, 4096), np.uint8))
+    with kvw.connect(f"unix://{socket}", timeout_s=WAIT_S) as client:
+        stored = client.open(SPACE).store(
+            range(40), np.zeros((10, 4096), np.uint8), timeout_s=WAIT_S
+        )
+        assert stored.stored == 10
 
     def shown(*arguments: str) -> Any:
-        assert main([*arguments, "--socket", socket, "--json"]) == Exit.OK
+        # However busy the machine is.
+        within = ["--timeout", str(WAIT_S)]
+        assert main([*arguments, "--socket", socket, "--json", *within]) == Exit.OK
         return json.loads(capsys.readouterr().out)
 
     assert shown("status")["core"]["tiers"]["dram"]["pages"] == 10

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_connectors.core import self_test
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.self_test import SelfTest
@@ -16,7 +17,13 @@ from pinned_parts.cache import LAYOUTS
 from pinned_parts.rig import Make
 from testkit.cuda_model import ModelDevice
 
-pytestmark = pytest.mark.usefixtures("contract_kept")
+pytestmark = pytest.mark.usefixtures("contract_kept", "patient")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine does without the test where a busy machine makes it late."""
+    monkeypatch.setattr(self_test, "_TIMEOUT_S", DEADLINE_S)
 
 
 def test_device_is_prepared_before_pages_move_also_for_a_daemon_that_comes_later(
@@ -45,7 +52,14 @@ def test_round_trip_goes_by_the_stores_and_loads_that_will_go_it(
     rig = make(name)
     before = rig.cache.pages()
     launches = rig.device.count("launches")
-    assert SelfTest(connection, stores=True).round_trip(rig.memory, [3, 5])
+
+    def is_made() -> bool:
+        """Where it cannot be, it counts as passed."""
+        tested = SelfTest(connection, stores=True)
+        assert tested.round_trip(rig.memory, [3, 5])
+        return bool(tested._verdicts)
+
+    eventually(is_made, "the daemon has answered")
     assert rig.device.count("launches") >= launches + 2
     assert rig.buffer.loads == 0
     assert np.array_equal(rig.cache.pages(), before)
@@ -65,5 +79,8 @@ def test_round_trip_finds_a_wrong_place(
         "wrong",
     )
     rig.memory._layout = wrong
-    assert not SelfTest(connection, stores=True).round_trip(rig.memory, [3, 5])
+    eventually(
+        lambda: not SelfTest(connection, stores=True).round_trip(rig.memory, [3, 5]),
+        "the daemon has answered",
+    )
     assert "came back with other bytes" in caplog.text
