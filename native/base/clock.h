@@ -30,15 +30,18 @@ class BootClock final : public Clock {
   uint64_t wall_ns() const override { return clock_ns(CLOCK_REALTIME); }
 };
 
-// Moves only when told to.
+// Moves only when told to, and then also with each look at it where creep_ns() said so, as time
+// does.
 class FakeClock final : public Clock {
  public:
-  uint64_t boot_ns() const override { return now_.load(); }
+  uint64_t boot_ns() const override { return now_.fetch_add(creep_ns_); }
   uint64_t wall_ns() const override { return now_.load(); }
   void advance_ns(uint64_t ns) { now_ += ns; }
+  void creep_ns(uint64_t ns) { creep_ns_ = ns; }
 
  private:
-  std::atomic<uint64_t> now_{1000000000ull};
+  mutable std::atomic<uint64_t> now_{1000000000ull};
+  uint64_t creep_ns_ = 0;
 };
 
 const Clock& system_clock();

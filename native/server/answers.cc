@@ -248,9 +248,8 @@ bool Server::answer_fetch(Connection& connection, const MessageHead& head, Reade
   if (head.first > kFetchRuns)
     throw Error(ErrorKind::usage, "message_too_large",
                 "a message may ask for " + std::to_string(kFetchRuns) + " runs");
-  std::vector<FetchAnswer> answers;
-  for (const FetchRun& run : std::span(runs, head.first))
-    answers.push_back(warehouse_->fetch(connection.session, *space, run));
+  const std::vector<FetchAnswer> answers =
+      warehouse_->fetch(connection.session, *space, std::span(runs, head.first));
   Writer writer(MessageType::fetching, head.request);
   writer.put_bytes(answers.data(), answers.size() * sizeof(FetchAnswer));
   writer.set_counts(static_cast<uint32_t>(answers.size()));

@@ -3,6 +3,9 @@
 // a worker that says nothing any more.
 #include "warehouse/fetches.h"
 
+#include <array>
+#include <span>
+
 #include "tests/check.h"
 #include "tests/warehouse_world.h"
 
@@ -36,7 +39,7 @@ struct Scene {
     return {Key{chain, number + 1}, kDay, number * pages(), pages(), from, within_ns};
   }
   FetchAnswer ask(const FetchRun& run, WitnessKind kind = WitnessKind::tokens, Key space = kSpace) {
-    return world->fetch(asker, {space, static_cast<uint32_t>(kind), 0}, run);
+    return world->fetch(asker, {space, static_cast<uint32_t>(kind), 0}, std::span(&run, 1)).at(0);
   }
   FetchAnswer ask(uint64_t chain) { return ask(run(chain)); }
   remote::RunToGet next() {
@@ -67,7 +70,8 @@ TEST(nothing_is_fetched_without_a_remote_tier_that_is_read) {
   World world(shape_of(4096));
   world.start();
   CHECK(world->fetches() == nullptr);
-  CHECK(world->fetch(1, {kSpace, 1, 0}, {}) == FetchAnswer::off);
+  const FetchRun run{};
+  CHECK(world->fetch(1, {kSpace, 1, 0}, std::span(&run, 1)) == std::vector{FetchAnswer::off});
 }
 
 TEST(run_is_handed_out_as_it_was_asked_for) {
@@ -197,6 +201,17 @@ TEST(runs_are_handed_out_by_their_deadlines_and_from_the_beginning_of_a_prompt) 
   std::vector<Key> keys;
   for (int i = 0; i < 4; ++i) keys.push_back(scene.next().key);
   CHECK(keys == std::vector<Key>({{3, 1}, {2, 1}, {1, 1}, {1, 2}}));
+}
+
+// The worker's get threads take what is handed out one after the other, and a run whose parent
+// comes after it may find that it is not stored yet.
+TEST(runs_of_one_call_are_handed_out_from_the_beginning_of_a_prompt_however_long_it_takes) {
+  Scene scene;
+  scene.world.clock.creep_ns(1);
+  const std::array runs{scene.run(1, 2), scene.run(1, 0), scene.run(1, 1)};
+  const FetchSpace space{kSpace, static_cast<uint32_t>(WitnessKind::tokens), 0};
+  CHECK(scene.world->fetch(1, space, runs) == std::vector(3, FetchAnswer::reading));
+  for (const uint32_t number : {0u, 1u, 2u}) CHECK(scene.next().key == scene.run(1, number).key);
 }
 
 TEST(run_lives_as_long_as_the_last_of_those_who_wait) {

@@ -65,7 +65,18 @@ std::optional<FetchAnswer> answer_of(GetEnd end) {
 Fetches::Fetches(WarehouseState& state)
     : state_(state), limit_bytes_(std::min(state.arena.bytes() / 8, kFetchBytes)) {}
 
-FetchAnswer Fetches::ask(SessionId session, const FetchSpace& space, const FetchRun& run) {
+std::vector<FetchAnswer> Fetches::ask(SessionId session, const FetchSpace& space,
+                                      std::span<const FetchRun> runs) {
+  // Read once: what is asked for with one deadline has one, so that first_due() goes by its order.
+  const uint64_t now_ns = state_.clock.boot_ns();
+  std::vector<FetchAnswer> answers;
+  answers.reserve(runs.size());
+  for (const FetchRun& run : runs) answers.push_back(ask(session, space, run, now_ns));
+  return answers;
+}
+
+FetchAnswer Fetches::ask(SessionId session, const FetchSpace& space, const FetchRun& run,
+                         uint64_t now_ns) {
   ++asked_;
   const int ordinal = state_.ordinal_of(space.namespace_id);
   if (!serving() || ordinal < 0) return FetchAnswer::off;
@@ -74,8 +85,7 @@ FetchAnswer Fetches::ask(SessionId session, const FetchSpace& space, const Fetch
   if (!epoch) return FetchAnswer::off;
   check(space, run, shape);
   const auto kind = static_cast<WitnessKind>(space.witness_kind);
-  const uint64_t now = state_.clock.boot_ns();
-  const uint64_t until_ns = now + std::min(run.within_ns, kLongestWaitNs);
+  const uint64_t until_ns = now_ns + std::min(run.within_ns, kLongestWaitNs);
   const Name name{shape.id, run.key, *epoch, run.day, run.first_position, kind};
   if (const auto found = runs_.find(name); found != runs_.end())
     return join(found->second, run.from, until_ns);

@@ -15,7 +15,9 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "exchange/messages.h"
 #include "remote/get_link.h"
@@ -31,8 +33,10 @@ class Fetches {
  public:
   explicit Fetches(WarehouseState& state);
 
-  // A client waits for a run. Throws Error usage "bad_fetch" where there can be no such object.
-  FetchAnswer ask(SessionId session, const FetchSpace& space, const FetchRun& run);
+  // A client waits for these runs, from now on for all of them. An answer for each. Throws Error
+  // usage "bad_fetch" where there can be no such object.
+  std::vector<FetchAnswer> ask(SessionId session, const FetchSpace& space,
+                               std::span<const FetchRun> runs);
 
   // What the worker has said of itself; and that it is gone, or says nothing any more.
   void state(const remote::LinkState& said);
@@ -78,6 +82,7 @@ class Fetches {
 
   bool serving() const { return said_ && !draining_; }
   void publish();
+  FetchAnswer ask(SessionId session, const FetchSpace& space, const FetchRun& run, uint64_t now_ns);
   FetchAnswer join(Fetch& fetch, uint32_t from, uint64_t until_ns);
   // For so much more of the session's.
   bool has_room(SessionId session, size_t runs, uint64_t bytes) const;

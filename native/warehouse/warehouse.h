@@ -92,8 +92,10 @@ class Warehouse final : public nvme::LogHost {
   Puts* puts() { return state_.puts.get(); }
   // Null: nothing is read from one.
   Fetches* fetches() { return state_.fetches.get(); }
-  FetchAnswer fetch(SessionId session, const FetchSpace& space, const FetchRun& run) {
-    return state_.fetches ? state_.fetches->ask(session, space, run) : FetchAnswer::off;
+  std::vector<FetchAnswer> fetch(SessionId session, const FetchSpace& space,
+                                 std::span<const FetchRun> runs) {
+    if (state_.fetches) return state_.fetches->ask(session, space, runs);
+    return std::vector(runs.size(), FetchAnswer::off);
   }
   std::string presence_path() const { return state_.presence_path(); }
   // The namespace's objects in the store are of this epoch, as far as its clears here up to

@@ -302,8 +302,36 @@ def test_run_holds_no_memory_that_its_first_one_waits_for(monkeypatch: pytest.Mo
     assert len(rig.bodies) == 2
 
 
-def test_run_waits_for_none_that_was_taken_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may wait for the memory that this one holds."""
+def test_first_of_two_runs_is_waited_for_though_it_was_taken_after_it() -> None:
+    rig = Rig()
+    rig.store(b"1" * 16)
+    rig.store(b"2" * 16)
+    stored: set[bytes] = set()
+    first_fills = threading.Event()
+
+    def fill(run: Run) -> Filled:
+        if run.key == b"1" * 16:
+            first_fills.set()
+            thread.join(0.05)  # long enough for who does not wait
+            stored.add(run.key)
+        else:
+            assert first_fills.wait(DEADLINE_S)
+            if b"1" * 16 not in stored:
+                return Filled("no_room", 0, "parent_missing", b"1" * 16)
+        return Filled()
+
+    rig.fill = fill
+    second, first = (rig.take(key=key) for key in (b"2" * 16, b"1" * 16))
+    ends: list[GetEnded] = []
+    thread = threading.Thread(target=lambda: ends.append(rig.end(second)), daemon=True)
+    thread.start()
+    assert rig.end(first) == ("filled", 4)
+    thread.join(DEADLINE_S)
+    assert ends == [("filled", 4)]
+
+
+def test_run_waits_for_none_that_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for what this one holds."""
     monkeypatch.setattr(gets, "BODIES_BYTES", len(DATA))
     rig = Rig()
     rig.store(b"2" * 16)
