@@ -129,7 +129,7 @@ class Gets:
         if body is None:
             self._forget(run)
             return GetEnded("missing")
-        return self._filled(run, body, due_s)
+        return self._filled(taken, body, due_s)
 
     def _read(self, run: RunToGet) -> memoryview | None:
         name = self._names.pages(PagesName(run.namespace_id, run.epoch, run.day, run.key))
@@ -144,13 +144,14 @@ class Gets:
             with self._lock:
                 self._get_bytes += size_bytes
 
-    def _filled(self, run: RunToGet, body: memoryview, due_s: float) -> GetEnded:
+    def _filled(self, taken: Taken, body: memoryview, due_s: float) -> GetEnded:
+        run, turn = taken
         filled = self._fill(run, body, self._fill_s(due_s))
         while filled.fault == "parent_missing":
             # Objects of one prompt come in any order. What was under way a moment ago may be
             # stored by now, so it is tried once more in any case.
             left_s = max(due_s - self._clock(), 0)
-            waited = self._under_way.wait_for_end(filled.parent, left_s)
+            waited = self._under_way.wait_for_end(filled.parent, turn, left_s)
             filled = self._fill(run, body, self._fill_s(due_s))
             if not waited:
                 break

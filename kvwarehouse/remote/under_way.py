@@ -1,8 +1,8 @@
 """The runs that get threads have taken, in the order in which they did: how many bytes of objects
 are in memory at a time, and which run waits for which. Thread-safe.
 
-Who has room in memory may wait for another run that has it, and for no other: so none waits for one
-that waits for its room. Whatever was taken before it has.
+Who has room in memory may wait for a run that was taken before it, which has room by then, and for
+no other: so none waits for one that waits for its room.
 """
 
 from __future__ import annotations
@@ -47,20 +47,22 @@ class UnderWay:
         def is_its_turn() -> bool:
             taken_bytes = sum(each.size_bytes for each in self._turns if each.has_room)
             fits = taken_bytes + turn.size_bytes <= self._limit_bytes or taken_bytes == 0
-            before = self._turns[: self._turns.index(turn)]
-            return fits and all(each.has_room for each in before)
+            return fits and all(each.has_room for each in self._before(turn))
 
         with self._changed:
             turn.has_room = self._changed.wait_for(is_its_turn, timeout_s)
             self._changed.notify_all()  # whoever is behind may be next
             return turn.has_room
 
-    def wait_for_end(self, key: bytes, timeout_s: float) -> bool:
-        """Until no run of that key that has room is under way. False: there was none such, or it
-        goes on."""
+    def wait_for_end(self, key: bytes, turn: RunTurn, timeout_s: float) -> bool:
+        """Until a run of that key has ended that began before `turn`. False: there is none such,
+        or it goes on."""
 
         def has_ended() -> bool:
-            return not any(each.key == key and each.has_room for each in self._turns)
+            return all(each.key != key for each in self._before(turn))
 
         with self._changed:
             return not has_ended() and self._changed.wait_for(has_ended, timeout_s)
+
+    def _before(self, turn: RunTurn) -> list[RunTurn]:
+        return self._turns[: self._turns.index(turn)]

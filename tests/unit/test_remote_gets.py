@@ -302,36 +302,8 @@ def test_run_holds_no_memory_that_its_first_one_waits_for(monkeypatch: pytest.Mo
     assert len(rig.bodies) == 2
 
 
-def test_first_of_two_runs_is_waited_for_though_it_was_taken_after_it() -> None:
-    rig = Rig()
-    rig.store(b"1" * 16)
-    rig.store(b"2" * 16)
-    stored: set[bytes] = set()
-    first_fills = threading.Event()
-
-    def fill(run: Run) -> Filled:
-        if run.key == b"1" * 16:
-            first_fills.set()
-            thread.join(0.05)  # long enough for who does not wait
-            stored.add(run.key)
-        else:
-            assert first_fills.wait(DEADLINE_S)
-            if b"1" * 16 not in stored:
-                return Filled("no_room", 0, "parent_missing", b"1" * 16)
-        return Filled()
-
-    rig.fill = fill
-    second, first = (rig.take(key=key) for key in (b"2" * 16, b"1" * 16))
-    ends: list[GetEnded] = []
-    thread = threading.Thread(target=lambda: ends.append(rig.end(second)), daemon=True)
-    thread.start()
-    assert rig.end(first) == ("filled", 4)
-    thread.join(DEADLINE_S)
-    assert ends == [("filled", 4)]
-
-
-def test_run_waits_for_none_that_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may wait for what this one holds."""
+def test_run_waits_for_none_that_was_taken_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for the memory that this one holds."""
     monkeypatch.setattr(gets, "BODIES_BYTES", len(DATA))
     rig = Rig()
     rig.store(b"2" * 16)
@@ -343,6 +315,37 @@ def test_run_waits_for_none_that_has_no_memory(monkeypatch: pytest.MonkeyPatch) 
     thread.start()
     thread.join(DEADLINE_S)
     assert ends == [("no_room", 0)]
+
+
+@pytest.mark.parametrize("parents", [(1, 2), (2, 1)], ids=["themselves", "each other"])
+def test_objects_that_hang_on_themselves_keep_no_thread(parents: tuple[int, int]) -> None:
+    """Engine keys do not bind a page to its parent: an object may name any."""
+    rig = Rig()
+    keys = [bytes([number] * 16) for number in (1, 2)]
+    parent_of = {key: bytes([parent] * 16) for key, parent in zip(keys, parents, strict=True)}
+    for key in keys:
+        rig.store(key)
+    both_fill = threading.Barrier(2)
+    asked: set[bytes] = set()
+
+    def fill(run: Run) -> Filled:
+        if run.key not in asked:
+            asked.add(run.key)
+            both_fill.wait(DEADLINE_S)
+        return Filled("no_room", 0, "parent_missing", parent_of[run.key])
+
+    rig.fill = fill
+    taken = [rig.take(key=key) for key in keys]
+    ends: list[GetEnded] = []
+    threads = [
+        threading.Thread(target=lambda each=each: ends.append(rig.end(each)), daemon=True)
+        for each in taken
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert ends == [("no_room", 0)] * 2
 
 
 def test_what_filling_raises_goes_on_and_leaves_nothing_taken() -> None:
