@@ -195,7 +195,7 @@ proto: setup-lint  ## regenerate the wire code after a change of proto/
 	@$(LINT)/python scripts/generate_proto.py
 
 .PHONY: dashboards
-dashboards: setup-lint  ## write deploy/grafana anew after a change of scripts/dashboards.py
+dashboards: setup-lint  ## write deploy/grafana anew after a change of scripts/dashboard_*.py
 	@$(LINT)/python scripts/dashboards.py
 
 # ARGS="load growth": those again; ARGS=--write: docs/benchmarks.md too.
