@@ -585,9 +585,10 @@ class RemoteGetLink:
     def ready(self, gets: int) -> None:
         """So many runs, 1 to 64, may be under way from now on; UsageError "bad_gets" else. Said
         before the first state()."""
-    def state(self, serving: bool, read_bytes_per_s: int, first_byte_ns: int) -> None:
-        """Said once a second: whether anything may be asked for now, and how fast it would come
-        (smoothed; 0: not measured yet). Nothing is served once this is 5 s old."""
+    def state(self, until_ns: int, read_bytes_per_s: int, first_byte_ns: int) -> None:
+        """Said once a second: until when, by CLOCK_BOOTTIME, anything may be asked for (0: nothing
+        may), and how fast it would come (smoothed; 0: not measured yet). Nothing is served once
+        this is 5 s old."""
     def next(self, timeout_s: float) -> RunToGet | None:
         """The next run, or None: none came in time."""
     def done(self, run: RunToGet, end: str, pages: int) -> None:

@@ -14,8 +14,8 @@ whoever is done later writes above it. So it is
 An epoch of another host is taken from a listing alone: where its marker is not there any more
 (a rule of the store's by age, an emptied bucket) it is written again by whoever knows it.
 
-`is_fresh` is what lets a host serve from the store: what was listed lately is all that was cleared,
-and the daemon has acted upon it.
+`fresh_until_s` is how long a host may serve from the store: what was listed lately is all that was
+cleared, and the daemon has acted upon it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ LIST_EVERY_S: Final = 5.0
 RETRY_S: Final = 1.0
 """After a listing that failed."""
 FRESH_S: Final = 10.0
-"""A core believes its worker's last word for 5 s more (remote/get_link.h): 15 s after a clear no
-host serves what is older, whatever has stopped on it."""
+"""A core serves nothing that long after the listing, whatever has stopped on its host meanwhile
+(remote/get_link.h). What was under way then has 5 s more: so 15 s after a clear no host serves what
+is older."""
 
 MARKERS_MAX: Final = 1 << 18
 NAMESPACES_MAX: Final = 1 << 16
@@ -102,7 +103,8 @@ def list_markers(store: ObjectStore, names: FleetNames) -> Markers:
 
 class Epochs:
     """`node`: this one's number. `say`: to the daemon; it waits for it. One thread calls `round`,
-    any the rest. `clock`: monotonic seconds."""
+    any the rest. `clock`: monotonic seconds, of CLOCK_BOOTTIME where the core is to believe
+    fresh_until_s."""
 
     def __init__(
         self,
@@ -124,10 +126,15 @@ class Epochs:
 
     @property
     def is_fresh(self) -> bool:
+        return self._clock() < self.fresh_until_s
+
+    @property
+    def fresh_until_s(self) -> float:
+        """By its clock; 0.0: it is not, since there is something that the daemon does not know."""
+        listed_s = self._listed_s  # before the rest: a later listing may have something new
         with self._lock:
             told = self._serial > 0 and self._heard == self._serial
-        ago_s = self.listed_ago_s
-        return told and ago_s is not None and ago_s < FRESH_S
+        return listed_s + FRESH_S if told and listed_s is not None else 0.0
 
     @property
     def listed_ago_s(self) -> float | None:

@@ -59,16 +59,17 @@ class _Opened:
 
 @dataclass(frozen=True)
 class ReadingState:
-    """Whether lookups may count on the store, and how fast it was lately; 0: not known."""
+    """Until when, by the boot clock, lookups may count on the store (0: they may not), and how fast
+    it was lately (0: not known)."""
 
-    serving: bool
+    until_s: float = 0.0
     bytes_per_s: int = 0
     first_byte_s: float = 0.0
 
 
 class StoreMember:
     """`pack`: makes the object of a run; `fill`: stores one's pages here. `say`: to the daemon.
-    `clock`: monotonic seconds."""
+    `clock`: seconds of the core's clock, CLOCK_BOOTTIME."""
 
     def __init__(
         self,
@@ -130,12 +131,12 @@ class StoreMember:
         """Called about once a second."""
         opened = self._opened
         if opened is None:
-            return ReadingState(False)
+            return ReadingState()
         refused = self._get_gate.problem is not None
-        serving = self.knows_its_filter and self.epochs.is_fresh and not refused
+        serving = self.knows_its_filter and not refused and not opened.store.failing()
         figures = opened.gets.figures()
         return ReadingState(
-            serving and not opened.store.failing(), figures.bytes_per_s, figures.first_byte_s
+            self.epochs.fresh_until_s if serving else 0.0, figures.bytes_per_s, figures.first_byte_s
         )
 
     def round_epochs(self) -> None:

@@ -171,8 +171,10 @@ class Worker:
     def _say_reading(self, link: core.RemoteGetLink) -> None:
         while True:
             reading = self._member.reading()
-            first_byte_ns = round(reading.first_byte_s * 1e9)
-            link.state(reading.serving, reading.bytes_per_s, first_byte_ns)
+            until_ns, first_byte_ns = (
+                round(its_s * 1e9) for its_s in (reading.until_s, reading.first_byte_s)
+            )
+            link.state(until_ns, reading.bytes_per_s, first_byte_ns)
             time.sleep(_REPORT_EVERY_S)
 
     def _get(self, link: core.RemoteGetLink) -> None:

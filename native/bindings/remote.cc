@@ -234,7 +234,7 @@ void bind_gets(nb::module_& m) {
           "__init__", [](WorkerGetLink* self, int fd) { new (self) WorkerGetLink(Fd(fd)); },
           arg("fd"))
       .def("ready", &WorkerGetLink::ready, arg("gets"), nb::call_guard<WithoutGil>())
-      .def("state", &WorkerGetLink::state, arg("serving"), arg("read_bytes_per_s"),
+      .def("state", &WorkerGetLink::state, arg("until_ns"), arg("read_bytes_per_s"),
            arg("first_byte_ns"), nb::call_guard<WithoutGil>())
       .def(
           "next",

@@ -57,8 +57,9 @@ void WorkerGetLink::ready(uint32_t gets) const {
   end_.say(LinkGets{gets, 0});
 }
 
-void WorkerGetLink::state(bool serving, uint64_t read_bytes_per_s, uint64_t first_byte_ns) const {
-  end_.say(LinkState{serving ? 1u : 0u, 0, read_bytes_per_s, first_byte_ns});
+void WorkerGetLink::state(uint64_t until_ns, uint64_t read_bytes_per_s,
+                          uint64_t first_byte_ns) const {
+  end_.say(LinkState{until_ns, read_bytes_per_s, first_byte_ns});
 }
 
 std::optional<RunToGet> WorkerGetLink::next(uint64_t timeout_ns) const {

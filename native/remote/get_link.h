@@ -58,8 +58,8 @@ struct LinkGets {
 // Of the worker, once a second. A core that has not heard it for kStateOldNs serves nothing.
 struct LinkState {
   static constexpr LinkType kType = LinkType::state;
-  uint32_t serving;  // 0, 1
-  uint32_t spare;
+  // By the boot clock: nothing is served from then on, whenever this is read. 0: nothing at all.
+  uint64_t until_ns;
   uint64_t read_bytes_per_s, first_byte_ns;  // smoothed; 0: not measured yet
 };
 inline constexpr uint64_t kStateOldNs = 5'000'000'000;
@@ -98,7 +98,7 @@ class WorkerGetLink {
 
   // Throws Error usage "bad_gets" unless 1 to kMostGets.
   void ready(uint32_t gets) const;
-  void state(bool serving, uint64_t read_bytes_per_s, uint64_t first_byte_ns) const;
+  void state(uint64_t until_ns, uint64_t read_bytes_per_s, uint64_t first_byte_ns) const;
   // Waits for the next run, at most that long.
   std::optional<RunToGet> next(uint64_t timeout_ns) const;
   void done(const RunToGet& run, GetEnd end, uint32_t pages) const;

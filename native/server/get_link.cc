@@ -20,7 +20,7 @@ bool GetLink::gets(const remote::LinkGets& message) {
 }
 
 bool GetLink::state(const remote::LinkState& message) {
-  if (message.serving > 1 || (message.serving == 1 && gets_ == 0)) return refuse("message");
+  if (message.until_ns != 0 && gets_ == 0) return refuse("message");
   if (Fetches* fetches = warehouse_.fetches()) fetches->state(message);
   return true;
 }

@@ -106,6 +106,8 @@ class Daemon {
   pid_t child_ = 0, owner_ = ::getpid();
 };
 
+inline constexpr uint64_t kForeverNs = UINT64_MAX;
+
 // A worker of the daemon's remote tier that serves, and stores nothing of what it is given.
 class RemoteGets {
  public:
@@ -113,12 +115,12 @@ class RemoteGets {
     CHECK(daemon.call(
         [id = daemon.shape().id](Warehouse& w) { return w.set_remote_epoch(id, 0, 0); }));
     link_.ready(remote::kMostGets);
-    link_.state(true, 0, 0);
+    link_.state(kForeverNs, 0, 0);
   }
   // Whatever it was given, one way or the other.
   template <class Random>
   void end_all(Random& random) const {
-    link_.state(true, 0, 0);
+    link_.state(kForeverNs, 0, 0);
     while (const auto run = link_.next(0)) {
       const auto end =
           static_cast<uint32_t>(random() % static_cast<uint32_t>(remote::GetEnd::count));

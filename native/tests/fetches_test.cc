@@ -14,7 +14,7 @@ using remote::GetEnd;
 
 namespace {
 
-constexpr uint64_t kEpoch = 77, kLongNs = 30 * kSecondNs;
+constexpr uint64_t kEpoch = 77, kLongNs = 30 * kSecondNs, kForeverNs = UINT64_MAX;
 constexpr uint32_t kDay = 20785;
 
 // Objects of 16 pages, 8 KiB of payload each.
@@ -29,7 +29,8 @@ struct Scene {
   }
 
   Fetches& fetches() { return *world->fetches(); }
-  void serve(bool serving = true) { fetches().state({serving ? 1u : 0u, 0, 5, 6}); }
+  void serve(bool serving = true) { serve_until(serving ? kForeverNs : 0); }
+  void serve_until(uint64_t until_ns) { fetches().state({until_ns, 5, 6}); }
   FetchesStatus status() { return world->status().fetches; }
   uint64_t ended(GetEnd end) { return status().ends[static_cast<size_t>(end)]; }
   uint32_t pages() { return remote::object_pages(world.shape()); }
@@ -131,6 +132,23 @@ TEST(worker_that_is_silent_serves_nothing_after_five_seconds) {
   CHECK_EQ(scene.ended(GetEnd::failed), 2);
   CHECK(scene.promoted() > before);
   CHECK(scene.ask(1) == FetchAnswer::off);
+}
+
+// What a worker has said may lie there while a core, or its whole machine, stands still.
+TEST(nothing_is_served_beyond_the_time_that_the_worker_said_whenever_the_core_reads_it) {
+  Scene scene;
+  FakeClock& clock = scene.world.clock;
+  scene.serve_until(clock.boot_ns() + kSecondNs);
+  CHECK(scene.ask(1) == FetchAnswer::reading);
+  clock.advance_ns(kSecondNs);  // and no tick
+  CHECK(scene.ask(2) == FetchAnswer::off);
+  CHECK(!scene.fetches().next().has_value());
+  scene.world.pass(1);
+  CHECK_EQ(scene.control().remote.serving.value.load(), 0);
+  CHECK_EQ(scene.ended(GetEnd::failed), 1);
+  scene.serve_until(clock.boot_ns());  // it was said before, and is read now
+  CHECK_EQ(scene.control().remote.serving.value.load(), 0);
+  CHECK(scene.ask(2) == FetchAnswer::off);
 }
 
 TEST(worker_that_is_gone_ends_what_it_was_given_and_what_waits) {

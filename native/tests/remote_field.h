@@ -166,7 +166,7 @@ class RemoteField {
     link_->ready(8);
     for (uint64_t said_ns = 0; !ends_;) {
       if (now_ns() >= said_ns + 20 * kMillisecondNs) {
-        link_->state(serves_, 1'000'000, 1'000);
+        link_->state(serves_ ? kForeverNs : 0, 1'000'000, 1'000);
         said_ns = now_ns();
       }
       while (const auto run = link_->next(kMillisecondNs)) {

@@ -98,7 +98,7 @@ struct Tier {
   }
   void serve(const WorkerGetLink& link, uint32_t gets) {
     link.ready(gets);
-    link.state(true, 0, 0);
+    link.state(kForeverNs, 0, 0);
     until_serving();
   }
   FetchRun run(uint64_t number) {
@@ -179,14 +179,14 @@ TEST(nothing_is_served_before_a_worker_says_so) {
   CHECK(tier.ask(1) == FetchAnswer::off);
   const WorkerGetLink link(tier.attach());
   link.ready(1);
-  link.state(false, 0, 0);
+  link.state(0, 0, 0);
   CHECK(tier.ask(1) == FetchAnswer::off);
-  link.state(true, 1000, 2000);
+  link.state(kForeverNs, 1000, 2000);
   tier.until_serving();
   CHECK_EQ(tier.control().remote.read_bytes_per_s.value.load(), 1000);
   CHECK_EQ(tier.control().remote.first_byte_ns.value.load(), 2000);
   CHECK(tier.ask(1) == FetchAnswer::reading);
-  link.state(false, 0, 0);  // as of a store that fails
+  link.state(0, 0, 0);  // as of a store that fails
   tier.until_serving(false);
   CHECK(tier.ask(1) == FetchAnswer::off);
 }
@@ -248,7 +248,6 @@ TEST(garbage_ends_the_link_and_nothing_else) {
       {"a run", message(LinkGet{})},
       {"no gets", message(LinkGets{0, 0})},
       {"too many gets", message(LinkGets{kMostGets + 1, 0})},
-      {"neither served nor not", message(LinkState{2, 0, 0, 0})},
       {"the end of what it was not given", message(LinkGot{77, 0, 0})},
       {"no end that there is", message(LinkGot{1, static_cast<uint32_t>(GetEnd::count), 0})},
       {"more pages than were wanted", message(LinkGot{1, 0, kPages + 1})},
@@ -261,7 +260,7 @@ TEST(garbage_ends_the_link_and_nothing_else) {
       CHECK(::send(worker.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0);
     };
     say(message(LinkGets{1, 0}));
-    say(message(LinkState{1, 0, 0, 0}));
+    say(message(LinkState{kForeverNs, 0, 0}));
     tier.until_serving();
     CHECK(tier.ask(++dropped) == FetchAnswer::reading);
     std::array<std::byte, 256> run;
@@ -278,7 +277,7 @@ TEST(garbage_ends_the_link_and_nothing_else) {
 TEST(worker_that_serves_without_taking_runs_is_garbage) {
   Tier tier;
   const Fd worker = tier.attach();
-  const auto bytes = message(LinkState{1, 0, 0, 0});
+  const auto bytes = message(LinkState{kForeverNs, 0, 0});
   CHECK(::send(worker.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0);
   CHECK(is_closed(worker));
   CHECK(tier.ask(1) == FetchAnswer::off);
@@ -338,7 +337,7 @@ TEST(core_that_reads_nothing_takes_a_link_and_serves_nothing) {
   CHECK_EQ(tier.client->welcome_flags() & kWelcomeRemote, 0);
   const WorkerGetLink link(tier.attach());
   link.ready(1);
-  link.state(true, 1, 1);
+  link.state(kForeverNs, 1, 1);
   CHECK(tier.ask(1) == FetchAnswer::off);
   CHECK_EQ(tier.control().remote.serving.value.load(), 0);
   CHECK_EQ(code_of([&] { tier.client->presence(); }), "presence_not_ready");
@@ -356,7 +355,7 @@ TEST(core_that_ends_closes_the_link) {
   tier.client.reset();
   tier.daemon.stop();
   waiting.join();
-  CHECK_THROWS(link.state(true, 0, 0), "link_closed");
+  CHECK_THROWS(link.state(kForeverNs, 0, 0), "link_closed");
 }
 
 TEST(worker_that_closes_wakes_its_threads) {

@@ -79,7 +79,7 @@ FetchAnswer Fetches::ask(SessionId session, const FetchSpace& space, const Fetch
                          uint64_t now_ns) {
   ++asked_;
   const int ordinal = state_.ordinal_of(space.namespace_id);
-  if (!serving() || ordinal < 0) return FetchAnswer::off;
+  if (!serving(now_ns) || ordinal < 0) return FetchAnswer::off;
   const auto& [shape, epoch] =
       std::tie(state_.spaces[ordinal].shape, state_.spaces[ordinal].remote_epoch);
   if (!epoch) return FetchAnswer::off;
@@ -89,7 +89,8 @@ FetchAnswer Fetches::ask(SessionId session, const FetchSpace& space, const Fetch
   const Name name{shape.id, run.key, *epoch, run.day, run.first_position, kind};
   if (const auto found = runs_.find(name); found != runs_.end())
     return join(found->second, run.from, until_ns);
-  // Stored since the client looked: there is no page at the end of a run without those before it.
+  // Stored since the client looked: there is no page at the end of a run without those before it,
+  // but for the moment until a sweep.
   if (const auto view = state_.catalog.find(run.key);
       view && view->space == ordinal && !state_.is_cleared(*view)) {
     state_.waiters.note();
@@ -149,8 +150,7 @@ std::optional<FetchAnswer> Fetches::ended_lately(const Name& name) const {
 }
 
 void Fetches::state(const remote::LinkState& said) {
-  heard_ns_ = state_.clock.boot_ns();
-  said_ = said.serving != 0;
+  until_ns_ = std::min(said.until_ns, state_.clock.boot_ns() + remote::kStateOldNs);
   RemoteWords& words = state_.arena.control().remote;
   words.read_bytes_per_s.value.store(said.read_bytes_per_s, std::memory_order_relaxed);
   words.first_byte_ns.value.store(said.first_byte_ns, std::memory_order_relaxed);
@@ -158,7 +158,7 @@ void Fetches::state(const remote::LinkState& said) {
 }
 
 void Fetches::off() {
-  said_ = false;
+  until_ns_ = 0;
   publish();
 }
 
@@ -168,11 +168,12 @@ void Fetches::drain(bool draining) {
 }
 
 void Fetches::publish() {
+  const bool serves = serving(state_.clock.boot_ns());
   // Whoever waits need not wait any longer; what comes all the same is welcome.
-  if (!serving())
+  if (!serves)
     for (auto run = runs_.begin(); run != runs_.end();) run = end(run, GetEnd::failed);
   RemoteWords& words = state_.arena.control().remote;
-  words.serving.value.store(serving() ? 1 : 0, std::memory_order_release);
+  words.serving.value.store(serves ? 1 : 0, std::memory_order_release);
   words.queued_bytes.value.store(bytes_, std::memory_order_relaxed);
 }
 
@@ -188,6 +189,8 @@ Fetches::Runs::iterator Fetches::first_due() {
 }
 
 std::optional<remote::RunToGet> Fetches::next() {
+  // This core may have stood still since the worker said so, and since the last tick.
+  if (!serving(state_.clock.boot_ns())) return std::nullopt;
   for (auto run = first_due(); run != runs_.end(); run = first_due()) {
     const Name& name = run->first;
     Fetch& fetch = run->second;
@@ -238,7 +241,7 @@ void Fetches::sealed() {
 
 void Fetches::tick() {
   const uint64_t now = state_.clock.boot_ns();
-  if (said_ && now >= heard_ns_ + remote::kStateOldNs) off();
+  if (until_ns_ != 0 && now >= until_ns_) off();
   for (auto run = runs_.begin(); run != runs_.end();) {
     const uint64_t patience_ns = run->second.number == 0 ? 0 : kOverdueNs;
     run = now >= run->second.until_ns + patience_ns ? end(run, GetEnd::late) : std::next(run);

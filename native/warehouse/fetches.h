@@ -80,7 +80,7 @@ class Fetches {
     uint64_t at_ns;
   };
 
-  bool serving() const { return said_ && !draining_; }
+  bool serving(uint64_t now_ns) const { return now_ns < until_ns_ && !draining_; }
   void publish();
   FetchAnswer ask(SessionId session, const FetchSpace& space, const FetchRun& run, uint64_t now_ns);
   FetchAnswer join(Fetch& fetch, uint32_t from, uint64_t until_ns);
@@ -92,8 +92,8 @@ class Fetches {
 
   WarehouseState& state_;
   const uint64_t limit_bytes_;
-  bool said_ = false, draining_ = false;  // said: by the worker, that it serves
-  uint64_t heard_ns_ = 0;                 // when
+  uint64_t until_ns_ = 0;  // as far as the worker has said so
+  bool draining_ = false;
   Runs runs_;
   std::unordered_map<Name, Ended, NameHash> ended_;
   uint64_t bytes_ = 0, last_number_ = 0;

@@ -276,9 +276,9 @@ def test_core_hears_how_each_get_of_a_worker_ends(
 ) -> None:
     link, core = gets
     link.ready(8)
-    link.state(True, 10, 20)
+    link.state(5, 10, 20)
     assert heard(core) == (GETS, struct.pack("<II", 8, 0))
-    assert heard(core) == (STATE, struct.pack("<IIQQ", 1, 0, 10, 20))
+    assert heard(core) == (STATE, struct.pack("<QQQ", 5, 10, 20))
     core.send(message_for_get(b"k" * 16))
     run = link.next(LONG_S)
     assert run is not None
@@ -333,7 +333,7 @@ def test_core_that_reads_nothing_takes_a_link_for_gets_and_serves_nothing(tier: 
     tier.core.attach_remote_gets(theirs.detach())
     link = RemoteGetLink(ours.detach())
     link.ready(1)
-    link.state(True, 1, 1)
+    link.state(1 << 62, 1, 1)
     assert link.next(0.0) is None
     assert tier.core.status()["remote_fetches"] == {
         "asked": 0,

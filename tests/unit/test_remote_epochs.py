@@ -92,6 +92,7 @@ def test_epochs_are_fresh_while_they_were_listed_lately_and_heard(rig: Rig) -> N
     assert not rig.epochs.is_fresh
     rig.hear()
     assert rig.epochs.is_fresh
+    assert rig.epochs.fresh_until_s == rig.clock.now_s + module.FRESH_S
     rig.clock.now_s += module.FRESH_S - 0.1
     assert rig.epochs.is_fresh
     rig.clock.now_s += 0.1

@@ -123,6 +123,10 @@ class Rig:
         assert self.report.state == "serving"
 
     @property
+    def is_counted_on(self) -> bool:
+        return self.member.reading().until_s > self.clock.now_s
+
+    @property
     def report(self) -> WorkerReport:
         return WorkerReport.from_line(self.member.report().to_line())
 
@@ -309,11 +313,11 @@ def test_run_that_was_put_is_read_back_and_counted(rig: Callable[..., Rig]) -> N
 
 def test_store_is_counted_on_once_its_filter_is_there(rig: Callable[..., Rig]) -> None:
     made = rig()
-    assert not made.member.reading().serving
+    assert not made.is_counted_on
     made.open()
-    assert not made.member.reading().serving
+    assert not made.is_counted_on
     made.rounds(nodes.BEAT_S)
-    assert made.member.reading().serving
+    assert made.is_counted_on
 
 
 def test_store_that_fails_is_not_counted_on(rig: Callable[..., Rig]) -> None:
@@ -322,9 +326,9 @@ def test_store_that_fails_is_not_counted_on(rig: Callable[..., Rig]) -> None:
     with made.taken_away():
         for number in range(breaker.FAILURES):
             assert made.get(number) == ("failed", 0)
-        assert not made.member.reading().serving
+        assert not made.is_counted_on
     made.rounds(3 * nodes.BEAT_S)
-    assert made.member.reading().serving
+    assert made.is_counted_on
 
 
 def test_clears_that_are_not_known_are_not_read_past(
@@ -332,8 +336,8 @@ def test_clears_that_are_not_known_are_not_read_past(
 ) -> None:
     made = rig()
     made.serve()
-    monkeypatch.setattr(Epochs, "is_fresh", False)
-    assert not made.member.reading().serving
+    monkeypatch.setattr(Epochs, "fresh_until_s", 0.0)
+    assert not made.is_counted_on
 
 
 def test_clears_that_cannot_be_known_are_said_while_the_store_serves(
@@ -365,12 +369,12 @@ def test_store_that_refuses_gets_is_not_counted_on_until_it_gives_one(
 
     monkeypatch.setattr(made.opened.store, "get", refused)
     assert made.get() == ("failed", 0)
-    assert not made.member.reading().serving
+    assert not made.is_counted_on
     assert made.report.state == "refused"
     assert "the text of it" in made.report.reason
     made.rounds(2 * store_gate.PROBE_EVERY_S)
-    assert not made.member.reading().serving
+    assert not made.is_counted_on
     refuses[0] = False
     made.rounds(2 * store_gate.PROBE_EVERY_S)  # nobody asks for anything meanwhile
-    assert made.member.reading().serving
+    assert made.is_counted_on
     assert made.report.state == "serving"
