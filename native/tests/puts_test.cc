@@ -134,6 +134,46 @@ TEST(runs_are_handed_out_in_the_order_in_which_they_came_and_once) {
   CHECK(store.handed_out() == std::vector<Key>({store.run(3)}));
 }
 
+TEST(run_that_is_stored_anew_while_one_of_before_a_clear_is_under_way_is_put_too) {
+  Store store(RemoteWrite::all);
+  store.store(1);
+  CHECK_EQ(store.puts().next()->epoch, kEpoch);
+  store.world->clear(0, 6);
+  CHECK(store.world->set_remote_epoch(kSpace, kEpoch + 1, 6));
+  store.store(1);
+  store.store(2);
+  CHECK(store.handed_out() == std::vector{store.run(2)});  // once at a time
+  store.puts().done(store.run(1));
+  CHECK_EQ(store.status().queued, 1);
+  CHECK_EQ(store.puts().next()->epoch, kEpoch + 1);
+  store.puts().done(store.run(1));
+  CHECK_EQ(store.status().queued, 0);
+}
+
+TEST(run_that_was_used_while_it_was_put_is_not_put_again) {
+  Store store(RemoteWrite::reused);
+  Filter filter(store);
+  store.store(1);
+  store.use_again(1);
+  CHECK(store.handed_out() == std::vector{store.run(1)});
+  store.use(1);
+  filter.has(store.run(1), kToday);
+  store.puts().done(store.run(1));
+  CHECK_EQ(store.status().queued, 0);
+  CHECK_EQ(store.dropped(PutDrop::already), 0);
+}
+
+TEST(run_that_left_while_it_was_wanted_again_is_forgotten) {
+  Store store(RemoteWrite::all);
+  store.store(1);
+  CHECK(store.handed_out() == std::vector{store.run(1)});
+  store.use(1);
+  store.world->clear(0, 6);
+  store.puts().done(store.run(1));
+  CHECK_EQ(store.status().queued, 0);
+  CHECK_EQ(store.status().under_way, 0);
+}
+
 TEST(run_that_the_store_has_of_today_is_not_offered) {
   Store store(RemoteWrite::all);
   Filter filter(store);

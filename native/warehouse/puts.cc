@@ -48,13 +48,18 @@ void Puts::offer(const EntryView& view, bool anew) {
   const uint32_t pages = remote::object_pages(space.shape);
   if (pages == 0 && anew) drop(PutDrop::too_large);
   if (pages == 0 || (state_.catalog.node(view.page).position + 1) % pages != 0) return;
-  if (known_.contains(view.key)) return;
+  const auto known = known_.find(view.key);
+  if (known != known_.end() && known->second != Known::under_way) return;
   std::optional<uint32_t> day;
   const Seen seen = space.remote_epoch ? look(view.key, *space.remote_epoch, day) : Seen::nowhere;
   if (seen == Seen::today || (seen == Seen::nowhere && !anew)) return;
+  if (known != known_.end()) {
+    known->second = Known::under_way_and_offered;
+    return;
+  }
   if (queue_.size() >= kQueued) return drop(PutDrop::queue_full);
   queue_.push_back(view.key);
-  known_.insert(view.key);
+  known_.emplace(view.key, Known::queued);
   ++offered_;
   if (seen == Seen::earlier) ++refreshes_;
 }
@@ -67,10 +72,20 @@ std::optional<remote::RunToPut> Puts::next() {
       queue_.push_back(key);
       continue;
     }
-    if (auto run = run_of(key)) return run;
+    if (auto run = run_of(key)) {
+      known_[key] = Known::under_way;
+      return run;
+    }
     known_.erase(key);
   }
   return std::nullopt;
+}
+
+void Puts::done(const Key& key) {
+  const auto known = known_.extract(key);
+  if (known.empty() || known.mapped() != Known::under_way_and_offered) return;
+  const auto view = state_.catalog.find(key);
+  if (view && !state_.is_cleared(*view)) offer(*view, true);
 }
 
 // Its name is not known before the epoch is: the worker has just begun, or a clear is on its way to

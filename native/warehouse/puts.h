@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "index/index.h"
 #include "presence/presence_file.h"
@@ -44,13 +44,16 @@ class Puts {
   // The next run, under way from here until done(). Looks at a bounded number of them: nothing may
   // also mean that there are more.
   std::optional<remote::RunToPut> next();
-  void done(const Key& key) { known_.erase(key); }
+  // However it ended. What was offered meanwhile is so again: it may have been cleared and stored
+  // anew, and what was under way was of before that.
+  void done(const Key& key);
 
   PutsStatus status() const;
 
  private:
   // What the filter says of a run.
   enum class Seen { nowhere, today, earlier };
+  enum class Known { queued, under_way, under_way_and_offered };
   Seen look(const Key& key, uint64_t epoch, std::optional<uint32_t>& day) const;
   void offer(const EntryView& view, bool anew);
   bool waits_for_epoch(const Key& key) const;
@@ -60,7 +63,7 @@ class Puts {
   WarehouseState& state_;
   std::optional<PresenceReader> filter_;
   std::deque<Key> queue_;
-  std::unordered_set<Key, KeyHash> known_;  // in the queue or under way
+  std::unordered_map<Key, Known, KeyHash> known_;
   uint64_t offered_ = 0, refreshes_ = 0;
   std::array<uint64_t, kPutDrops> dropped_{};
 };
