@@ -58,11 +58,12 @@ class KvSubscriber:
         return count
 
     def drop(self) -> int:
-        """Throws away what has come, as a subscriber that was too slow. How many messages."""
+        """Throws away what has come, as a subscriber that was too slow. How many messages that it
+        did not know: a replay has said some of them already."""
         count = 0
         while self._sub.poll(0):
-            self._sub.recv_multipart()
-            count += 1
+            _, number, _ = self._sub.recv_multipart()
+            count += self.last is None or _NUMBER.unpack(number)[0] > self.last
         return count
 
     def ask(self, start: int) -> None:
