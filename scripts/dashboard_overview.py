@@ -14,20 +14,22 @@ from dashboard_panels import (
     SHARE,
     Line,
     Panel,
+    by_daemon,
     filled,
     fullness,
     good_or_not,
     grown,
     holds,
     metric,
-    number,
     number_above_zero_is_bad,
     or_zero,
+    piled,
     rate,
     share_or_idle,
     shares,
-    stacked,
+    tile,
     total,
+    where_on,
 )
 
 HIT = "lookup_hit_pages_total"
@@ -69,75 +71,55 @@ WHERE_FOUND = Panel(
     build=shares,
 )
 
-LOADED = Panel(
-    "Loaded instead of computed",
-    "KV that clients loaded and verified.",
-    BYTES_PER_S,
-    [Line(total(rate("loaded_bytes_total"), "instance"), "{{instance}}")],
-    build=stacked,
+LOADED = piled(
+    by_daemon(
+        "Loaded instead of computed",
+        BYTES_PER_S,
+        "loaded_bytes_total",
+        says="KV that clients loaded and verified.",
+    )
 )
 
 OVERVIEW = {
     "Is it healthy?": [
-        Panel(
+        tile(
             "Daemons",
             "That answer Prometheus.",
             NUMBER,
-            [Line(f"count({metric('info')})", "")],
-            width=4,
-            height=4,
-            build=number,
+            f"count({metric('info')})",
         ),
-        Panel(
+        tile(
             "Alerts",
             "Of kvwarehouse.rules.yml that fire now; 0 where those are not loaded.",
             NUMBER,
-            [
-                Line(
-                    'count(ALERTS{alertname=~"Kvwarehouse.+",alertstate="firing",instance=~"$instance"})'
-                    " or vector(0)",
-                    "",
-                )
-            ],
-            width=4,
-            height=4,
+            'count(ALERTS{alertname=~"Kvwarehouse.+",alertstate="firing",instance=~"$instance"})'
+            " or vector(0)",
             build=number_above_zero_is_bad,
         ),
-        Panel(
+        tile(
             "Starts",
             "Of daemons, within the range shown.",
             NUMBER,
-            [Line(total(f"{INCARNATION} - min_over_time({INCARNATION}[$__range])"), "")],
-            width=4,
-            height=4,
-            build=number,
+            total(f"{INCARNATION} - min_over_time({INCARNATION}[$__range])"),
         ),
-        Panel(
+        tile(
             "Hit rate",
             "Pages found, of those that lookups asked for within the range shown.",
             SHARE,
-            [Line(f"{grown(HIT)} / {ASKED}", "")],
-            width=4,
-            height=4,
+            f"{grown(HIT)} / {ASKED}",
             build=share_or_idle,
         ),
-        Panel(
+        tile(
             "Loaded",
             "KV that engines loaded in place of computing it, within the range shown.",
             BYTES,
-            [Line(grown("loaded_bytes_total"), "")],
-            width=4,
-            height=4,
-            build=number,
+            grown("loaded_bytes_total"),
         ),
-        Panel(
+        tile(
             "Clients",
             "Connected to the local sockets: the ranks of engines, and the daemons' own for gRPC.",
             NUMBER,
-            [Line(total(metric("connections")), "")],
-            width=4,
-            height=4,
-            build=number,
+            total(metric("connections")),
         ),
         HEALTH,
     ],
@@ -211,12 +193,15 @@ OVERVIEW = {
         ),
     ],
     "Remote tier: does the store take what is hot, and give it back?": [
-        Panel(
-            "Put into the store",
-            "Bytes of objects that the store took, of all daemons.",
-            BYTES_PER_S,
-            [Line(or_zero(total(rate("remote_put_bytes_total"), "instance")), "{{instance}}")],
-            build=stacked,
+        piled(
+            where_on(
+                by_daemon(
+                    "Put into the store",
+                    BYTES_PER_S,
+                    "remote_put_bytes_total",
+                    says="Bytes of objects that the store took, of all daemons.",
+                )
+            )
         ),
         Panel(
             "Runs, by what became of them",
@@ -242,12 +227,15 @@ OVERVIEW = {
                 Line(total(rate("remote_dropped_runs_total"), "reason"), "dropped: {{reason}}"),
             ],
         ),
-        Panel(
-            "Read from the store",
-            "Bytes of objects that loads waited for, of all daemons.",
-            BYTES_PER_S,
-            [Line(or_zero(total(rate("remote_get_bytes_total"), "instance")), "{{instance}}")],
-            build=stacked,
+        piled(
+            where_on(
+                by_daemon(
+                    "Read from the store",
+                    BYTES_PER_S,
+                    "remote_get_bytes_total",
+                    says="Bytes of objects that loads waited for, of all daemons.",
+                )
+            )
         ),
         Panel(
             "Reads, by what became of them",

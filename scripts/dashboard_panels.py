@@ -1,11 +1,11 @@
 """The kinds of panels of our dashboards, and the queries in them: what is the same in all of them
-stands here once. `dashboards.py` has the panels themselves.
+stands here once. `dashboard_overview.py` and `dashboard_detail.py` have the panels themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, stat, statetimeline
@@ -178,6 +178,16 @@ def good_or_not(panel: Panel) -> Any:
     return made.show_value(shapes.VisibilityMode.NEVER).row_height(0.9)
 
 
+# --- panels of one figure
+
+
+def tile(
+    title: str, says: str, unit: str, query: str, build: Callable[[Panel], Any] = number
+) -> Panel:
+    """One number, small."""
+    return Panel(title, says, unit, [Line(query, "")], width=4, height=4, build=build)
+
+
 # --- panels of one metric of each daemon, or a few
 
 
@@ -205,6 +215,11 @@ def where_on(panel: Panel) -> Panel:
     """Of a part that not every daemon has: zeros for those without it."""
     lines = [Line(or_zero(line.query), line.legend) for line in panel.lines]
     return Panel(panel.title, panel.says, panel.unit, lines)
+
+
+def piled(panel: Panel) -> Panel:
+    """Its lines upon each other: their sum is seen too."""
+    return replace(panel, build=stacked)
 
 
 def names_only(panel: Panel) -> Any:
