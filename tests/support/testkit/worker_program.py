@@ -93,10 +93,10 @@ class GetLink:
     def ready(self, gets: int) -> None:
         print(f"ready for {gets} gets")
 
-    def state(self, serving: bool, read_bytes_per_s: int, first_byte_ns: int) -> None:
+    def state(self, until_ns: int, read_bytes_per_s: int, first_byte_ns: int) -> None:
         assert read_bytes_per_s >= 0
         assert first_byte_ns >= 0
-        self._serving = serving
+        self._serving = until_ns > 0
 
     def next(self, timeout_s: float) -> RunToGet | None:
         with self._lock:
