@@ -283,8 +283,7 @@ void Arena::create_index(const ArenaOptions& options) {
   const auto fill = [&](int fd) {
     const uint64_t bytes = index_bytes(options.index_entries);
     resize(fd, bytes, path);
-    const Mapping mapping(fd, bytes, true);
-    take_huge_pages(mapping.data(), bytes);
+    take_huge_pages(fd, 0, bytes);
     allocate_or_throw(fd, bytes, path);
     IndexHeader header{kIndexMagic,          kIndexVersion, 0,
                        options.warehouse_id, incarnation_,  options.index_entries};
@@ -309,7 +308,7 @@ void Arena::create_index(const ArenaOptions& options) {
 
 int Arena::populate_slab(uint32_t slab) {
   const uint64_t offset = slab * slab_bytes();
-  take_huge_pages(arena_mapping_.data() + offset, slab_bytes());
+  take_huge_pages(arena_fd_.get(), offset, slab_bytes());
   if (const int err = allocate(arena_fd_.get(), offset, slab_bytes()); err != 0) {
     // What was taken is of use to others: nothing of a slab without room is ours.
     ::fallocate(arena_fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,

@@ -35,7 +35,7 @@ struct Memory {
     if (!fd.valid() || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
       throw storage_error("cannot make a table of " + std::to_string(bytes) + " bytes", errno);
     mapping = Mapping(fd.get(), bytes, true);
-    take_huge_pages(mapping.data(), bytes);
+    take_huge_pages(fd.get(), 0, bytes);
     // Allocated rather than touched: where there is no room, that is an error and no signal.
     if (const int err = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); err != 0)
       throw storage_error("no memory for a table of " + std::to_string(bytes) + " bytes", err);

@@ -49,6 +49,7 @@ class IoEngine {
   // permits it to be held: 0, or why it is not, an errno. It begins and ends at multiples of 4 KiB,
   // stays mapped, and keeps its very pages, until the engine is gone. May block for tens of
   // milliseconds a GiB. By the thread that submits; operations go on being possible on any memory.
+  // Nothing at all: what is kept beside such memory is made, by whoever will submit later.
   virtual int register_memory(std::span<std::byte> memory) {
     (void)memory;
     return EOPNOTSUPP;

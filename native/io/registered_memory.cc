@@ -63,7 +63,7 @@ int RegisteredMemory::open(io_uring& ring) {
     return errno;
   try {
     bounce_ = Mapping(bounce_fd_.get(), bytes, true);
-    take_huge_pages(bounce_.data(), bytes);
+    take_huge_pages(bounce_fd_.get(), 0, bytes);
   } catch (const Error&) {
     return ENOMEM;
   }
@@ -71,10 +71,12 @@ int RegisteredMemory::open(io_uring& ring) {
 }
 
 int RegisteredMemory::add(io_uring& ring, std::span<std::byte> memory) {
+  if (refused_ != 0) return refused_;
   if (bounce_.data() == nullptr) {
-    if (const int error = open(ring); error != 0) {
+    refused_ = open(ring);
+    if (refused_ != 0) {
       bounce_.reset();
-      return error;
+      return refused_;
     }
   }
   while (!memory.empty()) {

@@ -86,7 +86,8 @@ class RegisteredMemory {
 
   const uint64_t most_ns_;
   bool slow_ = false;
-  Mapping bounce_;  // kBounceBytes for each operation
+  int refused_ = 0;  // why nothing is registered at all
+  Mapping bounce_;   // kBounceBytes for each operation
   Fd bounce_fd_;
   std::vector<Region> regions_;  // by begin
   std::vector<Placed> placed_;   // by operation

@@ -66,6 +66,8 @@ Disk::~Disk() { stop(); }
 
 void Disk::start() {
   file_thread_.start();
+  // What is kept beside the arena may take its time, and nobody waits for a read yet.
+  engine_->register_memory({});
   thread_ = start_thread("kvw-disk", [this] { serve(); });
 }
 

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/huge_pages.h"
 #include "base/start_thread.h"
 #include "copy/copy.h"
 #include "server/get_link.h"
@@ -394,24 +395,28 @@ void Server::serve(int fd) {
 
 void Server::populate() {
   for (;;) {
-    std::optional<uint32_t> slab;
     try {
-      slab = call([](Warehouse& warehouse) { return warehouse.next_slab_to_populate(); }, 60000);
-      if (!slab) return;
-      const int err = warehouse_->arena().populate_slab(*slab);
-      call(
-          [number = *slab, err](Warehouse& warehouse) {
-            warehouse.slab_populated(number, err);
-            return 0;
-          },
-          60000);
-      if (err == 0) continue;
+      const std::optional<uint32_t> slab =
+          call([](Warehouse& warehouse) { return warehouse.next_slab_to_populate(); }, 60000);
+      if (slab && populate(*slab)) continue;
+      if (!slab && end_huge_page_process()) return;
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
       // The core is stopping, or too busy to answer for a minute: the next round finds out.
     }
     std::unique_lock lock(mutex_);
     if (populate_wake_.wait_for(lock, kGrowRetry, [this] { return stopping_; })) return;
   }
+}
+
+bool Server::populate(uint32_t slab) {
+  const int err = warehouse_->arena().populate_slab(slab);
+  call(
+      [slab, err](Warehouse& warehouse) {
+        warehouse.slab_populated(slab, err);
+        return 0;
+      },
+      60000);
+  return err == 0;
 }
 
 FlushReport Server::flush(int timeout_ms) {

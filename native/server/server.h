@@ -143,6 +143,7 @@ class Server {
   void give_runs();
   void drop_silent();
   void populate();
+  bool populate(uint32_t slab);  // false: there is no memory for it now
   void wake();
 
   std::string socket_path_;

@@ -146,7 +146,7 @@ TEST(registered_memory_is_moved_right_with_whatever_lies_beside_it) {
 TEST(registered_huge_pages_are_moved_right_with_whatever_lies_beside_them) {
   constexpr uint64_t kLarge = 2 * kHugePageBytes;
   const Memory memory(2 * kLarge);
-  take_huge_pages(memory.mapped.data(), 2 * kLarge);
+  take_huge_pages(memory.fd.get(), 0, 2 * kLarge);
   check_moved_right(memory, kLarge, 37 * kBlockBytes);
 }
 
@@ -154,7 +154,7 @@ TEST(registered_huge_pages_are_moved_right_with_whatever_lies_beside_them) {
 TEST(registered_part_of_huge_pages_is_moved_right) {
   constexpr uint64_t kOdd = kHugePageBytes - 3 * kBlockBytes;
   const Memory memory(2 * kHugePageBytes);
-  take_huge_pages(memory.mapped.data(), 2 * kHugePageBytes);
+  take_huge_pages(memory.fd.get(), 0, 2 * kHugePageBytes);
   check_moved_right(memory, kOdd, 11 * kBlockBytes);
 }
 

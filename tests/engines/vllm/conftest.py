@@ -40,17 +40,18 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """With a failure comes what the engine and the daemon have said, and what the daemon counts."""
+    """With a failure comes what the daemon counts, and what it and the engine have said: the
+    longest last, where a log of many tests may be cut."""
     report = yield
     if not report.failed:
         return report
     used = getattr(item, "funcargs", {})
-    if (bay := used.get("bay")) is not None and bay.log():
-        report.sections.append(("the engine's log", bay.log()))
-    if (daemon := used.get("daemon")) is not None:
-        report.sections.append(("the daemon's log", daemon.tail()))
     if (stored_pages := used.get("stored_pages")) is not None:
         report.sections.append(("the daemon's status", stored_pages.described()))
+    if (daemon := used.get("daemon")) is not None:
+        report.sections.append(("the daemon's log", daemon.tail()))
+    if (bay := used.get("bay")) is not None and bay.log():
+        report.sections.append(("the engine's log", bay.log()))
     return report
 
 

@@ -38,8 +38,7 @@ def transfer_config(address: str, **settings: Any) -> dict[str, Any]:
             "kvwarehouse.address": address,
             # A tiny model is computed faster than anything is loaded.
             "kvwarehouse.load": "always",
-            # Not the default of 5 s: a daemon that had populated half of 256 MiB in 5.5 s, on a
-            # machine with much else to do, gave 9 pages a moment too late.
+            # Not the default of 5 s: tests of bounds set their own, and all others have time.
             "kvwarehouse.load_timeout_s": 60,
             "kvwarehouse.store_timeout_s": 60,
             **{f"kvwarehouse.{name}": value for name, value in settings.items()},

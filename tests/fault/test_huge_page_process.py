@@ -1,0 +1,97 @@
+"""A kernel that does not come to give huge pages: as happened beside engines that kept every
+processor busy, but for good. Here the process that asks for them is stopped. Nobody waits for it:
+a daemon starts, serves from NVMe, takes all of its memory, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.known_prompt import KnownPrompt
+
+_PAGES = 8
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    """With as much memory as takes a while to be taken."""
+    with Serving(tmp_path, dram="512MiB", nvme_capacity="32MiB", nvme_segment="2MiB") as serving:
+        yield serving
+
+
+def _asking(daemon: int) -> int | None:
+    """The process that asks for that daemon, once it has nothing else open; its own name says so.
+    Threads and children come and go meanwhile."""
+    for task in Path(f"/proc/{daemon}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in (task / "children").read_text().split():
+                if Path(f"/proc/{child}/comm").read_text() == "kvw-huge-pages\n":
+                    return int(child)
+    return None
+
+
+def _ended(pid: int) -> bool:
+    """Or a zombie, where nobody asks for what its parent left behind."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == b""
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@contextmanager
+def _stopped_at_start(serving: Serving) -> Iterator[int]:
+    """A daemon that has just been started, and that process, which is stopped until the end."""
+    serving.launch()
+    pid = eventually(lambda: _asking(serving.pid), "a process that asks for huge pages")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _populated(client: kvw.Client) -> bool:
+    dram = client.status()["core"]["tiers"]["dram"]
+    return bool(dram["populated_bytes"] == dram["capacity_bytes"])
+
+
+def test_nobody_waits_for_huge_pages_that_do_not_come(serving: Serving) -> None:
+    prompt = KnownPrompt("m", pages=_PAGES, page_bytes=65536)
+    with serving.connect_remote() as client:
+        prompt.store_whole(client)
+        assert client.flush().pending == 0
+    serving.stop()
+    serving.lose_arena()
+    with _stopped_at_start(serving) as pid:
+        assert serving.said("ready"), serving.tail()
+        with serving.connect() as client:
+            assert prompt.load(client) == _PAGES
+            eventually(lambda: _populated(client), "an arena that is populated")
+        assert _asking(serving.pid) == pid, "it was not stopped in time"
+        assert serving.stop() == 0
+
+
+def test_process_that_asks_for_huge_pages_ends_when_all_memory_is_taken(serving: Serving) -> None:
+    with serving.connect_remote() as client:
+        eventually(lambda: _populated(client), "an arena that is populated")
+    eventually(lambda: _asking(serving.pid) is None, "a daemon without that process")
+
+
+def test_process_that_asks_for_huge_pages_ends_with_a_daemon_that_is_killed(
+    serving: Serving,
+) -> None:
+    serving.stop()
+    serving.lose_arena()
+    serving.launch()
+    pid = eventually(lambda: _asking(serving.pid), "a process that asks for huge pages")
+    serving.kill()
+    eventually(lambda: _ended(pid), "a process that has ended")
