@@ -1,7 +1,6 @@
 #include "base/huge_page_process.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>

@@ -6,13 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cinttypes>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <sstream>
 #include <string>
 
 #include "base/clock.h"
@@ -20,6 +17,8 @@
 #include "base/huge_pages.h"
 #include "base/types.h"
 #include "tests/check.h"
+#include "tests/huge_memory.h"
+#include "tests/warehouse_world.h"
 
 namespace kvw {
 namespace {
@@ -44,29 +43,6 @@ bool taken(HugePageProcess& process, const Fd& file, uint64_t offset, uint64_t b
 void end(HugePageProcess& process) {
   while (!process.end()) {
   }
-}
-
-// Of the first mapping of `bytes` in this process, all of which is touched.
-uint64_t huge_bytes(const std::byte* begin, uint64_t bytes) {
-  std::ifstream maps("/proc/self/smaps");
-  std::ostringstream head;
-  head << std::hex << reinterpret_cast<uintptr_t>(begin) << '-'
-       << reinterpret_cast<uintptr_t>(begin) + bytes << ' ';
-  uint64_t kib = 0;
-  bool counted = false;
-  for (std::string line; std::getline(maps, line);) {
-    if (line.starts_with(head.str())) counted = true;
-    if (counted && std::sscanf(line.c_str(), "ShmemPmdMapped: %" SCNu64, &kib) == 1) break;
-  }
-  return kib * 1024;
-}
-
-bool kernel_gives_huge_pages() {
-  const Fd file = memory_file();
-  const Mapping mapping(file.get(), kBytes, true);
-  *mapping.data() = std::byte{1};
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE
-  return ::madvise(mapping.data(), kHugePageBytes, kCollapse) == 0;
 }
 
 // One that does nothing by itself.
@@ -137,7 +113,7 @@ TEST(process_of_huge_pages_that_does_not_end_is_not_waited_for) {
 }
 
 TEST(huge_pages_are_those_that_are_whole_in_what_was_asked_for) {
-  if (!kernel_gives_huge_pages()) {
+  if (!kernel_gives_huge_pages(TempDir().path())) {
     std::printf("(skipped: this kernel gives no huge pages to files on tmpfs) ");
     return;
   }
@@ -147,7 +123,8 @@ TEST(huge_pages_are_those_that_are_whole_in_what_was_asked_for) {
     CHECK(taken(process, file, left_out, kBytes - left_out));
     const Mapping mapping(file.get(), kBytes, true);
     for (uint64_t at = 0; at < kBytes; at += kBlockBytes) mapping.data()[at] = std::byte{1};
-    CHECK_EQ(huge_bytes(mapping.data(), kBytes), left_out == 0 ? kBytes : kBytes - kHugePageBytes);
+    CHECK_EQ(mapped_huge_bytes("/memfd:test (deleted)"),
+             left_out == 0 ? kBytes : kBytes - kHugePageBytes);
   }
   end(process);
 }

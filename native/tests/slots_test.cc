@@ -8,13 +8,12 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include "slots/pool.h"
 #include "tests/check.h"
+#include "tests/huge_memory.h"
 #include "tests/warehouse_world.h"
 
 namespace kvw {
@@ -46,28 +45,6 @@ struct Bench {
   Pool pool;
   uint32_t next = 0;
 };
-
-// Of mappings of this file in this process.
-uint64_t mapped_huge_bytes(const std::string& path) {
-  std::ifstream maps("/proc/self/smaps");
-  uint64_t kib = 0, sum = 0;
-  bool counted = false;
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find('/') != std::string::npos) counted = line.ends_with(path);
-    if (counted && std::sscanf(line.c_str(), "ShmemPmdMapped: %" SCNu64, &kib) == 1) sum += kib;
-  }
-  return sum * 1024;
-}
-
-// Asked of a file of the test's own: not of a kernel before 6.1, nor without memory for one page.
-bool kernel_gives_huge_pages(const std::string& directory) {
-  const Fd fd(::open((directory + "/probe").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  CHECK_EQ(::ftruncate(fd.get(), kHugePageBytes), 0);
-  const Mapping mapping(fd.get(), kHugePageBytes, true);
-  *mapping.data() = std::byte{1};
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE
-  return ::madvise(mapping.data(), kHugePageBytes, kCollapse) == 0;
-}
 
 constexpr uint64_t kShard = 60000;  // a stride of 60 KiB, not a power of two
 
