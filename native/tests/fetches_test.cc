@@ -232,6 +232,40 @@ TEST(runs_of_one_call_are_handed_out_from_the_beginning_of_a_prompt_however_long
   for (const uint32_t number : {0u, 1u, 2u}) CHECK(scene.next().key == scene.run(1, number).key);
 }
 
+// A message that was read late has a later deadline than those that were sent after it.
+TEST(runs_of_many_calls_are_handed_out_from_the_beginning_where_their_deadlines_are_close) {
+  Scene scene;
+  constexpr uint64_t kClose = Fetches::kSameDeadlineNs / 2;
+  scene.ask(scene.run(1, 2, 0, kLongNs - kClose));
+  scene.ask(scene.run(1, 1, 0, kLongNs - Fetches::kSameDeadlineNs));
+  scene.ask(scene.run(1, 0, 0, kLongNs));
+  scene.ask(scene.run(2, 0, 0, kLongNs + kClose + 1));  // not close to any of them
+  std::vector<Key> keys;
+  for (int i = 0; i < 4; ++i) keys.push_back(scene.next().key);
+  CHECK(keys == std::vector<Key>({{1, 1}, {1, 2}, {1, 3}, {2, 1}}));
+}
+
+TEST(run_that_is_due_does_not_wait_for_the_beginning_of_what_is_due_later) {
+  Scene scene;
+  scene.ask(scene.run(1, 3, 0, kLongNs - Fetches::kSameDeadlineNs - 1));
+  scene.ask(scene.run(1, 0, 0, kLongNs));
+  CHECK(scene.next().key == Key({1, 4}));
+  CHECK(scene.next().key == Key({1, 1}));
+}
+
+TEST(runs_of_other_namespaces_are_handed_out_by_their_deadlines_alone) {
+  Scene scene;
+  constexpr Key kOther{7, 7};
+  NamespaceShape other = shape_of(4096);
+  other.id = kOther;
+  scene.world->add_namespace(kMaxNamespaces, other, 0);
+  CHECK(scene.world->set_remote_epoch(kOther, kEpoch, 0));
+  scene.ask(scene.run(1, 1, 0, kLongNs - 1));
+  scene.ask(scene.run(2, 0, 0, kLongNs), WitnessKind::tokens, kOther);
+  CHECK(scene.next().key == Key({1, 2}));
+  CHECK(scene.next().key == Key({2, 1}));
+}
+
 TEST(run_lives_as_long_as_the_last_of_those_who_wait) {
   Scene scene;
   scene.ask(scene.run(1, 0, 0, kSecondNs));

@@ -177,29 +177,37 @@ void Fetches::publish() {
   words.queued_bytes.value.store(bytes_, std::memory_order_relaxed);
 }
 
+// Of one prompt the beginning, since pages are stored behind their parents: its runs come in
+// messages of their own, whose deadlines count from when each was read, and which are therefore in
+// no certain order where they are close.
 Fetches::Runs::iterator Fetches::first_due() {
-  auto first = runs_.end();
-  // Of one prompt the beginning: pages are stored behind their parents.
-  const auto order = [](const Runs::iterator& run) {
-    return std::pair(run->second.due_ns, run->first.first_position);
-  };
+  auto due = runs_.end();
   for (auto run = runs_.begin(); run != runs_.end(); ++run)
-    if (run->second.number == 0 && (first == runs_.end() || order(run) < order(first))) first = run;
+    if (run->second.number == 0 && (due == runs_.end() || run->second.due_ns < due->second.due_ns))
+      due = run;
+  if (due == runs_.end()) return due;
+  const auto order = [](const Runs::iterator& run) {
+    return std::pair(run->first.first_position, run->second.due_ns);
+  };
+  auto first = due;
+  for (auto run = runs_.begin(); run != runs_.end(); ++run)
+    if (run->second.number == 0 && run->first.namespace_id == due->first.namespace_id &&
+        run->second.due_ns <= due->second.due_ns + kSameDeadlineNs && order(run) < order(first))
+      first = run;
   return first;
 }
 
 std::optional<remote::RunToGet> Fetches::next() {
+  const uint64_t now = state_.clock.boot_ns();
   // This core may have stood still since the worker said so, and since the last tick.
-  if (!serving(state_.clock.boot_ns())) return std::nullopt;
+  if (!serving(now)) return std::nullopt;
+  end_late(now);
   for (auto run = first_due(); run != runs_.end(); run = first_due()) {
     const Name& name = run->first;
     Fetch& fetch = run->second;
     const int ordinal = state_.ordinal_of(name.namespace_id);
-    const uint64_t now = state_.clock.boot_ns();
     if (ordinal < 0 || state_.spaces[ordinal].remote_epoch != name.epoch) {
       end(run, GetEnd::cleared);
-    } else if (fetch.until_ns <= now) {
-      end(run, GetEnd::late);
     } else {
       fetch.number = ++last_number_;
       return remote::RunToGet{.number = fetch.number,
@@ -235,6 +243,13 @@ Fetches::Runs::iterator Fetches::end(Runs::iterator run, GetEnd end) {
   return runs_.erase(run);
 }
 
+void Fetches::end_late(uint64_t now_ns) {
+  for (auto run = runs_.begin(); run != runs_.end();) {
+    const uint64_t patience_ns = run->second.number == 0 ? 0 : kOverdueNs;
+    run = now_ns >= run->second.until_ns + patience_ns ? end(run, GetEnd::late) : std::next(run);
+  }
+}
+
 void Fetches::sealed() {
   if (!runs_.empty()) state_.waiters.note();
 }
@@ -242,10 +257,7 @@ void Fetches::sealed() {
 void Fetches::tick() {
   const uint64_t now = state_.clock.boot_ns();
   if (until_ns_ != 0 && now >= until_ns_) off();
-  for (auto run = runs_.begin(); run != runs_.end();) {
-    const uint64_t patience_ns = run->second.number == 0 ? 0 : kOverdueNs;
-    run = now >= run->second.until_ns + patience_ns ? end(run, GetEnd::late) : std::next(run);
-  }
+  end_late(now);
   std::erase_if(ended_, [now](const auto& item) { return now >= item.second.at_ns + kEndedNs; });
 }
 

@@ -6,6 +6,8 @@
 // Invariants:
 //  - A run is here at most once at a time, whoever asks for it. It is what its asker says of it,
 //    all of it: who says something else of the same page asks for something else.
+//  - What is due first is handed out first, but for the beginning of a prompt that is due within
+//    kSameDeadlineNs of it.
 //  - At most kFetchRuns are here, and kFetchBytes, but for a single run that is larger. No session
 //    has more than three quarters of what the others leave.
 //  - None is here while the tier serves nothing, and none long after its deadline.
@@ -31,6 +33,9 @@ struct WarehouseState;
 
 class Fetches {
  public:
+  // Deadlines that are no further apart are taken for those of one prompt's runs.
+  static constexpr uint64_t kSameDeadlineNs = 100 * kMillisecondNs;
+
   explicit Fetches(WarehouseState& state);
 
   // A client waits for these runs, from now on for all of them. An answer for each. Throws Error
@@ -88,6 +93,7 @@ class Fetches {
   bool has_room(SessionId session, size_t runs, uint64_t bytes) const;
   std::optional<FetchAnswer> ended_lately(const Name& name) const;
   Runs::iterator first_due();
+  void end_late(uint64_t now_ns);
   Runs::iterator end(Runs::iterator run, remote::GetEnd end);
 
   WarehouseState& state_;
