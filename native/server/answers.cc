@@ -253,7 +253,10 @@ bool Server::answer_fetch(Connection& connection, const MessageHead& head, Reade
   Writer writer(MessageType::fetching, head.request);
   writer.put_bytes(answers.data(), answers.size() * sizeof(FetchAnswer));
   writer.set_counts(static_cast<uint32_t>(answers.size()));
-  return send(connection, writer.finish());
+  const bool sent = send(connection, writer.finish());
+  // Whoever asked waits: not until the next tick, and behind its answer.
+  with_link(get_link_, &CoreLink::give);
+  return sent;
 }
 
 }  // namespace kvw

@@ -174,6 +174,18 @@ TEST(worker_gets_runs_as_many_at_a_time_as_it_asked_for) {
   CHECK(link.next(kLongNs)->key == Key({3, 1}));
 }
 
+// A tick may come between in one of these, and does not in all.
+TEST(run_is_given_when_it_is_asked_for_and_not_at_the_next_tick) {
+  constexpr uint32_t kRuns = 20;
+  Tier tier;
+  const WorkerGetLink link(tier.attach());
+  tier.serve(link, kRuns);
+  for (uint64_t number = 0; number < kRuns; ++number) {
+    CHECK(tier.ask(number) == FetchAnswer::reading);
+    CHECK_EQ(tier.status().queued, 0);
+  }
+}
+
 TEST(nothing_is_served_before_a_worker_says_so) {
   Tier tier;
   CHECK(tier.ask(1) == FetchAnswer::off);
