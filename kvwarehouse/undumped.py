@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _LIBC: Final = ctypes.CDLL(None)
 

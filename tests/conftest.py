@@ -21,6 +21,9 @@ from testkit.cuda_model import ModelDevice
 # tests start.
 SEED = int(os.environ.setdefault("KVW_SEED", str(secrets.randbits(32))), 0)
 
+# numpy starts a thread for each core, which spins: in hundreds of processes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # What tests share is there for the processes that they start, too.
 _SUPPORT = str(Path(__file__).with_name("support"))
 os.environ["PYTHONPATH"] = os.pathsep.join(

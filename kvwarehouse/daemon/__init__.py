@@ -51,6 +51,8 @@ def serve(
     the daemon cannot start; nothing is left behind then but what was there before; and StorageError
     `memory_lost` when somebody cut a file under it. Signals are taken over only on the main thread.
     `engine`: a double of kvwarehouse.core, for tests. `manager`: who hears how it goes."""
+    # numpy is imported for the first call that needs it, and starts a thread for each core else.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if engine is None:
         from kvwarehouse import core as engine
     log = Log(config.log_format)

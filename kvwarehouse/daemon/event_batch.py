@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
-import numpy as np
 
 MEDIUM_BY_TIER: Final = {1: "CPU", 2: "DISK"}
 """Tiers of a feed's items to the words that routers know: Dynamo's "CPU" is host memory, "DISK" any
@@ -103,7 +102,7 @@ class EventBatches:
             yield EventBatch(_packed(events), clears, stored, removed)
 
     def _stored(self, run: list[Any], medium: str) -> list[Any]:
-        tokens = np.frombuffer(b"".join(item[7] for item in run), "<u4").tolist()
+        tokens = memoryview(b"".join(item[7] for item in run)).cast("I").tolist()
         parent = hash_of(run[0][5]) if run[0][5] else None
         hashes = [hash_of(item[4]) for item in run]
         return [

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvwarehouse.config import Config
-from kvwarehouse.daemon import directories, identity, remote_tier
+from kvwarehouse.daemon import directories, identity
 from kvwarehouse.daemon.admission import Connections, Refusals
 from kvwarehouse.daemon.credentials import TcpCredentials
 from kvwarehouse.daemon.directories import answers
@@ -29,8 +29,6 @@ from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.path_watch import PathWatch
 from kvwarehouse.daemon.problems import LOOK_EVERY_S
-from kvwarehouse.daemon.remote_clears import RemoteClears
-from kvwarehouse.daemon.remote_tier import RemoteTier
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.daemon.service_manager import ServiceManager
@@ -42,6 +40,9 @@ from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.errors import CapacityError, StorageError, WarehouseError
 from kvwarehouse.fleet import FleetSecret
 from kvwarehouse.settings import OFF, is_loopback, split_address
+
+if TYPE_CHECKING:
+    from kvwarehouse.daemon.remote_clears import RemoteClears
 
 _EVENTS_EVERY_S: Final = 1.0
 
@@ -167,7 +168,10 @@ class Daemon:
     def _start(self, stack: ExitStack) -> None:
         path = self._config.fleet_secret
         fleet = FleetSecret.read(path) if path else None
-        remote_tier.require(self._config)
+        if self._config.remote:
+            from kvwarehouse.remote.object_store import require_obstore
+
+            require_obstore()
         self._detach_silent_disk()
         config, log = self._config, self._log
         self._own_directories(stack)
@@ -277,13 +281,15 @@ class Daemon:
                 ledger = Ledger(places, who.warehouse_id, self._log, expected=expected)
             opened.callback(ledger.close)
             if config.remote:
+                from kvwarehouse.daemon.remote_clears import RemoteClears
+
                 self._clears = RemoteClears(places, who.warehouse_id, ledger, self._log)
                 self._clears.finish()
             self._snapshots.fleet_id = who.fleet.fleet_id.hex()
             options.warehouse_id = who.warehouse_id
             options.secret = who.secret
             if config.remote:
-                options.remote_write = remote_tier.written(config)
+                options.remote_write = config.remote_write if config.remote_write != "none" else ""
                 options.remote_read = config.remote_read == "on"
                 options.remote_fleet = who.fleet.fleet_id
             self._node = int.from_bytes(who.warehouse_id[:8], "little")
@@ -368,6 +374,8 @@ class Daemon:
     def _open_remote(self, stack: ExitStack) -> None:
         if not self._config.remote:
             return
+        from kvwarehouse.daemon.remote_tier import RemoteTier
+
         assert self._clears is not None
         assert self._warehouse is not None
         self._clears.start(self._core, self._warehouse)

@@ -22,7 +22,6 @@ from kvwarehouse.daemon.remote_clears import RemoteClears
 from kvwarehouse.daemon.remote_process import RemoteProcess
 from kvwarehouse.daemon.remote_totals import RemoteTotals
 from kvwarehouse.errors import WarehouseError
-from kvwarehouse.remote.object_store import require_obstore
 from kvwarehouse.remote.report import (
     EXITS,
     ClearWritten,
@@ -62,17 +61,6 @@ _EVENTS: Final = {
     )
 }
 _FIELDS: Final = ("text", "error")
-
-
-def require(config: Config) -> None:
-    """Raises UsageError where --remote is there and what it needs is not installed."""
-    if config.remote:
-        require_obstore()
-
-
-def written(config: Config) -> str:
-    """Which pages the core offers, as it calls them: "" for none."""
-    return "" if config.remote_write == "none" else config.remote_write
 
 
 def filter_objects(capacity_bytes: int) -> int:

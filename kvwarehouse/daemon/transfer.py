@@ -14,15 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.errors import CapacityError, UsageError
 from kvwarehouse.sizes import format_size
 from kvwarehouse.undumped import leave_out
 from kvwarehouse.wire import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvwarehouse.core import NativeClient, Regions
 
 BUFFER_BYTES: Final = 16 << 20
 """What one stream stages at a time, or one page if that is larger: 16 chunks deep."""
@@ -66,6 +69,8 @@ class Staging:
                 "daemon with a larger --staging",
                 code="page_too_large",
             )
+        import numpy as np
+
         rows = max(1, min(pages, BUFFER_BYTES // page_bytes))
         self._take(rows * page_bytes)
         try:
@@ -91,10 +96,6 @@ class Staging:
         with self._lock:
             self._streams -= 1
             self._bytes -= size_bytes
-
-
-if TYPE_CHECKING:
-    from kvwarehouse.core import NativeClient, Regions
 
 
 @dataclass(frozen=True)
@@ -241,13 +242,13 @@ def _batches(
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """Fills `buffer` from `chunks` again and again: (pages before this batch, its rows)."""
     total = span.pages * span.page_bytes
-    flat = buffer.reshape(-1)
+    flat = buffer.data.cast("B")
     received = place = done = 0
     for chunk in chunks:
         received += len(chunk)
         if received > total:
             raise _wrong_size(span, f"more than {total}")
-        view = np.frombuffer(chunk, dtype=np.uint8)
+        view = memoryview(chunk)
         while len(view):
             taken = min(len(view), len(flat) - place)
             flat[place : place + taken] = view[:taken]

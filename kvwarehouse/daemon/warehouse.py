@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import Ledger, NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse.daemon.remote_clears import RemoteClears
 from kvwarehouse.daemon.remote_clears_file import Applied
 from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
 from kvwarehouse.remote.names import EVERYTHING
@@ -28,6 +27,7 @@ from kvwarehouse.wire import fill, status_pb2
 
 if TYPE_CHECKING:
     from kvwarehouse.core import Core
+    from kvwarehouse.daemon.remote_clears import RemoteClears
 
 ALL: Final = -1
 """In place of an ordinal: all namespaces."""

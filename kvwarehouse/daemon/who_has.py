@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import GrpcTransfer, TransferSpan, span
@@ -60,6 +58,8 @@ class WhoHas:
         ]
 
     def _holding(self, whole: TransferSpan) -> pb.Holding | None:
+        import numpy as np
+
         space = whole.record.space
         try:
             tiers = self._transfer.tiers(whole)

@@ -7,11 +7,9 @@ Stateless; thread-safe. A prefix is copied once in each direction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import CHAIN_SCHEME, Namespace
@@ -19,7 +17,12 @@ from kvwarehouse.wire.generated import namespace_pb2
 from kvwarehouse.wire.generated import warehouse_pb2 as pb
 from kvwarehouse.wire.limits import MAX_KEY_BYTES, MAX_KEYS, MAX_TOKENS
 
-_PACKED = np.dtype("<u4")
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_PACKED: Final = "<u4"
+_TOKEN_BYTES: Final = 4
 
 M = TypeVar("M", bound=Message)
 
@@ -30,6 +33,8 @@ def prefix_to_wire(tokens: NDArray[Any] | None, keys: Sequence[bytes] | None) ->
     if (tokens is None) == (keys is None):
         raise UsageError("a prefix is either tokens or keys, not both and not none of them")
     if tokens is not None:
+        import numpy as np
+
         _check_count("too_many_tokens", "token ids", len(tokens), MAX_TOKENS)
         return pb.Prefix(tokens=np.ascontiguousarray(tokens, dtype=_PACKED).tobytes())
     assert keys is not None
@@ -42,7 +47,9 @@ def prefix_from_wire(prefix: pb.Prefix) -> tuple[NDArray[np.uint32] | None, list
     middle of a token, or beyond the bounds of the wire."""
     which = prefix.WhichOneof("by")
     if which == "tokens":
-        if len(prefix.tokens) % _PACKED.itemsize:
+        import numpy as np
+
+        if len(prefix.tokens) % _TOKEN_BYTES:
             raise UsageError(
                 f"tokens has {len(prefix.tokens)} bytes, which is no whole number of packed uint32",
                 code="bad_tokens",

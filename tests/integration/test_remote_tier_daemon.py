@@ -3,6 +3,7 @@ models of the engine and of the worker."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -85,3 +86,18 @@ def test_missing_library_is_refused_before_anything_is_made(
     with pytest.raises(UsageError, match="pip install"):
         Served(tmp_path / "daemon", **given).start()
     assert not (tmp_path / "daemon").exists()
+
+
+def test_missing_extra_is_refused_where_it_is_needed(
+    worker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "obstore" else find(n))
+    with (
+        pytest.raises(UsageError, match=r"kvwarehouse\[remote\]"),
+        Served(worker, **settings(worker)),
+    ):
+        pass
+    assert not (worker / "arena").exists()
+    with Served(worker):
+        pass

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from kvwarehouse.daemon import remote_process, remote_tier
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.remote_process import environment
 from kvwarehouse.daemon.remote_tier import RemoteTier
-from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.errors import TransportError
 from kvwarehouse.remote.report import (
     ClearTold,
     ClearWritten,
@@ -357,21 +357,6 @@ def test_worker_has_what_libraries_of_stores_read_and_nothing_else() -> None:
 )
 def test_filter_is_made_for_what_the_capacity_holds(capacity_bytes: int, objects: int) -> None:
     assert remote_tier.filter_objects(capacity_bytes) == objects
-
-
-@pytest.mark.parametrize(("remote", "refused"), [("s3://b", True), ("", False)])
-def test_missing_extra_is_refused_where_it_is_needed(
-    remote: str, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {"fleet_secret": "/s"} | ({"remote_capacity": "1GiB"} if remote else {})
-    settings = config.load({"remote": remote, **given}, {})
-    find: Callable[[str], object] = lambda name: None  # noqa: E731
-    monkeypatch.setattr("importlib.util.find_spec", find)
-    if not refused:
-        remote_tier.require(settings)
-        return
-    with pytest.raises(UsageError, match=r"kvwarehouse\[remote\]"):
-        remote_tier.require(settings)
 
 
 def test_what_the_worker_says_of_clears_is_told_on_and_it_is_told_what_was_heard(rig: Rig) -> None:
