@@ -183,6 +183,7 @@ def test_clear_of_all_makes_room_for_other_namespaces(
 
 def test_core_that_does_not_answer_is_asked_again(rig: Rig) -> None:
     rig.attach()
+    eventually(lambda: rig.epoch == 0, "what was there from the start is served")
     set_epoch, calls = rig.host.core.set_remote_epoch, []
 
     def fails(*args: Any) -> bool:
@@ -192,8 +193,8 @@ def test_core_that_does_not_answer_is_asked_again(rig: Rig) -> None:
         return bool(set_epoch(*args))
 
     rig.host.core.set_remote_epoch = fails  # type: ignore[assignment,method-assign]
-    rig.list()
-    eventually(lambda: rig.epoch == 0, "it is served in the end")
+    rig.list(**{SPACE.id.hex(): 9})
+    eventually(lambda: rig.epoch == 9, "it is served in the end")
     assert rig.host.log.getvalue().count('"core_unresponsive"') == 1
 
 
