@@ -143,17 +143,20 @@ class PrivateDaemon:
             "answer": answer,
             "lock": str(self._folder.lock_path),
         }
-        # -P: a source tree in the working directory must not hide the installed package.
-        command = [sys.executable, "-P", "-m", "kvwarehouse.embedded", json.dumps(options)]
         with self.log_path.open("ab") as log:
             return subprocess.Popen(
-                command,
+                self._command(json.dumps(options)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(answer,),
                 start_new_session=True,  # an interrupt from the terminal is the parent's to handle
             )
+
+    def _command(self, options: str) -> list[str]:
+        """Of the process that serves, kvwarehouse/embedded/__main__.py, with its one argument."""
+        # -P: a source tree in the working directory must not hide the installed package.
+        return [sys.executable, "-P", "-m", "kvwarehouse.embedded", options]
 
     def _await(self, answer: int) -> None:
         deadline = time.monotonic() + self._start_timeout_s

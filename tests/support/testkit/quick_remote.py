@@ -1,7 +1,6 @@
-"""A daemon whose remote tier has a fleet's patience in parts of a second, and its worker.
+"""A daemon whose remote tier has a fleet's patience in parts of a second.
 
     python quick_remote.py serve FLAGS
-    python quick_remote.py worker
 
 A host puts nothing before all others have seen it, two minutes from its start: here it is seen at
 once. QuickServing is Serving with it; KVW_TEST_SILENT_LOOKS is how many looks a worker may be
@@ -16,7 +15,7 @@ from typing import Any
 
 from kvwarehouse import cli
 from kvwarehouse.daemon import remote_process, remote_tier
-from kvwarehouse.remote import nodes, worker
+from kvwarehouse_bench.harness.lone_host import WORKER
 from kvwarehouse_bench.harness.serving import Serving
 
 
@@ -27,10 +26,7 @@ class QuickServing(Serving):
 
 
 def main(role: str, *flags: str) -> Any:
-    if role == "worker":
-        nodes.__dict__["BEAT_S"] = 0.05
-        return worker.main()
-    remote_process.COMMAND = (sys.executable, "-P", __file__, "worker")
+    remote_process.COMMAND = WORKER
     looks = os.environ.get("KVW_TEST_SILENT_LOOKS")
     if looks:
         remote_tier.SILENT_LOOKS = int(looks)
