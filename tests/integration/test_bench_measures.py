@@ -41,6 +41,8 @@ from kvwarehouse_bench.micro.socket_session import (
 
 SIZES = Sizes(
     page_bytes=(64 << 10, 256 << 10),
+    remote_page_bytes=(4 << 10, 64 << 10),
+    filter_keys=20_000,
     stored=(500, 2_000),
     indexed=(100, 1_000),
     looked_up=(16, 64),
@@ -55,6 +57,7 @@ SIZES = Sizes(
 CURVES = {
     "load": 4,
     "store": 2,
+    "remote": 2,
     "memory": 3,
     "growth": 2 + 2 + 3 + 3 + 4,
 }

@@ -37,6 +37,7 @@ MEASURES = {
     "exchange": "512 pages sealed and 512 reserved, against a bare round trip",
     "calls": "one call for 1,024 pages, against a call for each",
     "nvme": "writes to NVMe and loads from it, against fio: rates, processor, first page",
+    "remote": "loads from a remote store and puts into it, against obstore alone; lookups, memory",
     "verify": "what digests cost loads from DRAM and, with --nvme-dir, from NVMe",
     "restart": "until a killed daemon serves again, with and without its arena",
     "crowd": "eight client processes at once, against as many that only copy",
@@ -57,6 +58,7 @@ EXAMPLES = """\
   kvwarehouse bench verify restart --nvme-dir /nvme/scratch      restart takes 11 GB of it
   kvwarehouse bench memory growth --rounds 5                     minutes
   kvwarehouse bench steps --pages 100000
+  kvwarehouse bench remote --remote s3://BUCKET/PREFIX           what it puts there is removed
   kvwarehouse bench lookup --address unix:///run/kvwarehouse/kvw.sock --json
 
 Ratios mean more than rates: both sides of each ran in this run, in turns. The table says under
@@ -64,7 +66,7 @@ which conditions. On a daemon of yours (--address) the bench's own namespaces ar
 room for them may evict pages of others.
 """
 
-_ALONE = {"memory", "growth", "steps", "neighbours", "effects", "soak"}
+_ALONE = {"remote", "memory", "growth", "steps", "neighbours", "effects", "soak"}
 """Measures that start what they need by themselves."""
 
 _PRIVATE = {"nvme", "verify", "restart", "idle"} | _ALONE
@@ -101,7 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--page",
         metavar="SIZE",
-        help=f"A page. Default: {_PAGE}, and for load and store also smaller and larger ones.",
+        help=f"A page. Default: {_PAGE}, and for load, store and remote smaller and larger ones"
+        " too.",
     )
     parser.add_argument(
         "--bytes", default="256MiB", metavar="SIZE", help="KV moved a round. Default: 256MiB."
@@ -111,6 +114,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="For nvme, verify, restart: a directory on the disk to measure; what is written there"
         " is removed.",
+    )
+    parser.add_argument(
+        "--remote",
+        default="",
+        metavar="URL",
+        help="For remote: the store to measure, as serve takes it. What is put there is removed."
+        " Default: a folder in memory.",
+    )
+    parser.add_argument(
+        "--remote-config",
+        default="",
+        metavar="FILE",
+        help="For remote: how that store is reached, as serve takes it.",
     )
     parser.add_argument(
         "--pages",
@@ -187,6 +203,10 @@ def options_of(args: argparse.Namespace) -> Options:
         raise _bad(f"--address does not go with {alone}: name the measures, such as load")
     if "nvme" in args.measures and not args.nvme_dir:
         raise _bad("nvme needs --nvme-dir, a directory on the disk to measure")
+    if args.remote and "remote" not in args.measures:
+        raise _bad("--remote is of no use without the measure remote: name it")
+    if args.remote_config and not args.remote:
+        raise _bad("--remote-config is of no use without --remote, the URL of the store")
     if not 3 <= args.rounds <= 1000:
         raise _bad(f"--rounds {args.rounds} is out of range; use 3 to 1000")
     if not 0.1 <= args.minutes <= 100_000:
@@ -201,9 +221,18 @@ def options_of(args: argparse.Namespace) -> Options:
         )
     sizes = Sizes(soak_minutes=args.minutes, stepped=args.pages)
     if args.page:
-        sizes = dataclasses.replace(sizes, page_bytes=(page_bytes,))
+        one = (page_bytes,)
+        sizes = dataclasses.replace(sizes, page_bytes=one, remote_page_bytes=one)
     pages = moved_bytes // page_bytes
-    return Options(args.rounds, page_bytes, pages, args.nvme_dir, sizes)
+    return Options(
+        args.rounds,
+        page_bytes,
+        pages,
+        args.nvme_dir,
+        sizes,
+        remote=args.remote,
+        remote_config=args.remote_config,
+    )
 
 
 @contextmanager

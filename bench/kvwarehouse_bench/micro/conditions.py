@@ -17,6 +17,8 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def conditions(options: Options) -> dict[str, str]:
+    # A URL's query may have secrets.
+    store = {"remote store": options.remote.partition("?")[0]} if options.remote else {}
     return {
         "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores usable",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
@@ -28,6 +30,7 @@ def conditions(options: Options) -> dict[str, str]:
         "moved": f"{format_size(options.moved_bytes)} a round, in pages of"
         f" {format_size(options.page_bytes)} where a measure names no other",
         "rounds": f"{options.rounds}, alternating with the limit's",
+        **store,
     }
 
 

@@ -34,6 +34,10 @@ class Sizes:
 
     page_bytes: tuple[int, ...] = (64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20)
     """Of loads and stores: small models with short blocks to large ones with long blocks."""
+    remote_page_bytes: tuple[int, ...] = (64 << 10, 2 << 20, 8 << 20)
+    """Of a remote tier: packed into an object, a few in one, two in the largest."""
+    filter_keys: int = 10_000_000
+    """Of objects that a remote tier's filter says are there."""
     stored: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     """Small pages in a daemon."""
     indexed: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -59,6 +63,10 @@ class Options:
     """Moved in a round."""
     nvme_dir: str | None
     sizes: Sizes = Sizes()
+    remote: str = ""
+    """URL of a store of the user's; empty: a folder in memory."""
+    remote_config: str = ""
+    """The file that says how it is reached, as serve takes it; empty: none."""
 
     @property
     def moved_bytes(self) -> int:
@@ -97,7 +105,14 @@ class Bench:
 def open_bench(client: Client, page_bytes: int) -> OpenNamespace:
     """The bench's own namespace for such pages, empty. Always the same one, because a warehouse
     remembers every namespace it has met."""
-    space = Namespace(
+    space = bench_space(page_bytes)
+    ns = client.open(space)
+    client.clear(space)
+    return ns
+
+
+def bench_space(page_bytes: int) -> Namespace:
+    return Namespace(
         model="kvwarehouse-bench",
         weights="noise",
         dtype="uint8",
@@ -105,9 +120,6 @@ def open_bench(client: Client, page_bytes: int) -> OpenNamespace:
         page_tokens=PAGE_TOKENS,
         page_bytes=page_bytes,
     )
-    ns = client.open(space)
-    client.clear(space)
-    return ns
 
 
 def prompt(pages: int, seed: int) -> NDArray[np.uint32]:
