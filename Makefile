@@ -23,9 +23,11 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # Tests of other kinds of machines and hours have targets of their own.
 ELSEWHERE := engines gpu site stores
 PYTEST := $(BIN)/python -m pytest
-# A process a core, as pytest-xdist counts them. A file stays in one of them, for what its tests share;
-# files in their order, which has long ones early. One process again: ARGS="-n 0"; --pdb does that too.
-BESIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# Tests wait for daemons for about half of their time: two processes for each of few cores. A file stays
+# in one of them, for what its tests share; files in their order, which has long ones early. One process
+# again: ARGS="-n 0"; --pdb does that too.
+PROCESSES := $(shell echo $$(( $(JOBS) < 4 ? 2 * $(JOBS) : 8 )))
+BESIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 # Else each of the hundreds of daemons that tests start compiles its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
