@@ -263,7 +263,9 @@ class TierCore:
         for request_id in list(self._requests):
             self.end(request_id)
         self.forget()
-        for outcome in [*self._held_loads, *self._loads.take(), *self._fetches.take()]:
+        # `finished` has them, also those that ended just now.
+        self._held_loads += self._loads.take()
+        for outcome in [*self._held_loads, *self._fetches.take()]:
             _release(outcome.job.pins)
         self._connection.close()
         _log.info("kvwarehouse: the tier is closed after %s", self.totals)

@@ -76,8 +76,9 @@ def test_job_of_which_nothing_becomes_known_fails_in_its_time(
     assert not primary.ended(begin("r", named, THERE)).done
 
 
+@pytest.mark.parametrize("taken", [True, False], ids=["", "that vLLM has not asked for"])
 @pytest.mark.parametrize("end", ["drain", "close"])
-def test_no_job_is_left_open(start: Any, shared: Serving, seed: int, end: str) -> None:
+def test_no_job_is_left_open(start: Any, shared: Serving, seed: int, end: str, taken: bool) -> None:
     primary, named = start(shared.address), keys(seed)
     source = primary.fill(HERE, seed)
     primary.core.begin("r", FACTS)
@@ -86,7 +87,8 @@ def test_no_job_is_left_open(start: Any, shared: Serving, seed: int, end: str) -
     load = primary.begin_load("r", named, THERE)
     eventually(lambda: primary.contents(THERE) == source, "chunks in their rows")
     store = primary.begin_store("r", keys(seed, "new"), HERE)
-    primary.poll()
+    if taken:
+        primary.poll()
     getattr(primary.core, end)()
     primary.poll()
     assert {load, store} <= set(primary.reported)
