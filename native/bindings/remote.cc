@@ -262,8 +262,8 @@ int packed_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
     PyErr_Format(PyExc_BufferError, "there is no object: %s", packed.reason.c_str());
     return -1;
   }
-  return PyBuffer_FillInfo(view, self, packed.object.data(),
-                           static_cast<Py_ssize_t>(packed.object.bytes()), 1, flags);
+  return PyBuffer_FillInfo(view, self, packed.object->data(),
+                           static_cast<Py_ssize_t>(packed.object->bytes()), 1, flags);
 }
 
 PyType_Slot packed_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(packed_buffer)},

@@ -17,6 +17,7 @@
 #include "client/daemon_link.h"
 #include "client/fill_run.h"
 #include "client/gpus.h"
+#include "client/object_memory.h"
 #include "client/pack_run.h"
 #include "client/pins.h"
 #include "client/prompt.h"
@@ -136,6 +137,7 @@ class Client {
  private:
   DaemonLink link_;
   Gpus gpus_;
+  const std::shared_ptr<ObjectMemory> objects_ = std::make_shared<ObjectMemory>();
 };
 
 }  // namespace kvw

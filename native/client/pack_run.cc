@@ -10,6 +10,7 @@
 #include "base/sequence_point.h"
 #include "client/call.h"
 #include "client/client.h"
+#include "client/object_memory.h"
 #include "client/pins.h"
 
 namespace kvw {
@@ -25,8 +26,8 @@ struct RunPage {
 
 class RunPacking {
  public:
-  RunPacking(DaemonLink& link, const remote::RunToPut& run, const Key& fleet)
-      : link_(link), daemon_(link.attachment()), run_(run), fleet_(fleet) {}
+  RunPacking(DaemonLink& link, ObjectMemory& memory, const remote::RunToPut& run, const Key& fleet)
+      : link_(link), daemon_(link.attachment()), memory_(memory), run_(run), fleet_(fleet) {}
 
   PackedRun run() {
     const auto row = view().space(run_.namespace_id);
@@ -87,8 +88,8 @@ class RunPacking {
     std::vector<remote::ObjectPage> pages;
     pages.reserve(pages_.size());
     for (const RunPage& page : pages_) pages.push_back({page.whole.facts, page.whole.payload});
-    nvme::AlignedBuffer object(spec.bytes());
-    const remote::ObjectPacked packed = pack_object(spec, pages, object.span());
+    std::shared_ptr<nvme::AlignedBuffer> object = memory_.lend(spec.bytes());
+    const remote::ObjectPacked packed = pack_object(spec, pages, object->span());
     if (packed.fault == ObjectFault::digest) return {damaged(pages_[packed.page].entry), {}};
     if (packed.fault != ObjectFault::none) return {fault_name(packed.fault), {}};
     return {"", std::move(object)};
@@ -105,6 +106,7 @@ class RunPacking {
 
   DaemonLink& link_;
   std::shared_ptr<Attachment> daemon_;
+  ObjectMemory& memory_;
   const remote::RunToPut& run_;
   const Key fleet_;
   uint16_t ordinal_ = 0;
@@ -117,7 +119,7 @@ class RunPacking {
 
 PackedRun Client::pack_run(const remote::RunToPut& run, const Key& fleet) {
   link_.renew(false, now_ns() + link_.options().timeout_ns);
-  return RunPacking(link_, run, fleet).run();
+  return RunPacking(link_, *objects_, run, fleet).run();
 }
 
 }  // namespace kvw

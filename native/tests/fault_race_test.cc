@@ -540,7 +540,7 @@ TEST(run_whose_pages_leave_while_it_is_packed_makes_a_whole_object_or_none) {
                                   shape,      WitnessKind::tokens,
                                   0,          run.key,
                                   0,          pages};
-    const auto read = read_object(spec, 0, packed.object.span());
+    const auto read = read_object(spec, 0, packed.object->span());
     CHECK_EQ(read.pages.size(), pages);
     for (const remote::ObjectPage& page : read.pages) {
       const auto bytes = bytes_of(page.facts.key, 0, kShard);
@@ -577,7 +577,7 @@ TEST(run_that_is_cleared_or_loses_its_daemon_while_it_is_filled_stores_nothing) 
       get.pages = pages;
       const auto fill = [&] {
         const uint64_t patience_ns = uint64_t{kPatienceMs} * kMillisecondNs;
-        return client.fill_run(get, packed.object.span(), kWarehouse, patience_ns);
+        return client.fill_run(get, packed.object->span(), kWarehouse, patience_ns);
       };
       {
         const At at(place, [&] {

@@ -77,8 +77,8 @@ TEST(object_has_the_pages_that_were_stored) {
     const remote::RunToPut run = scene.run();
     const PackedRun packed = scene.client->pack_run(run, kFleet);
     CHECK_EQ(packed.reason, "");
-    CHECK_EQ(packed.object.bytes(), run.bytes());
-    const auto read = read_object(scene.spec(run, WitnessKind::tokens), 0, packed.object.span());
+    CHECK_EQ(packed.object->bytes(), run.bytes());
+    const auto read = read_object(scene.spec(run, WitnessKind::tokens), 0, packed.object->span());
     CHECK(read.fault == remote::ObjectFault::none);
     CHECK_EQ(read.pages.size(), kPages);
     const uint64_t stride = scene.daemon.shape().shard_stride();
@@ -114,9 +114,58 @@ TEST(object_has_pages_of_an_engines_keys) {
   run.key = prompt.key(kPages - 1);
   const PackedRun packed = scene.client->pack_run(run, kFleet);
   CHECK_EQ(packed.reason, "");
-  const auto read = read_object(scene.spec(run, WitnessKind::engine_key), 0, packed.object.span());
+  const auto read = read_object(scene.spec(run, WitnessKind::engine_key), 0, packed.object->span());
   CHECK(read.fault == remote::ObjectFault::none);
   CHECK_EQ(read.pages.size(), kPages);
+}
+
+TEST(object_has_nothing_of_the_one_that_lay_in_its_memory_before) {
+  Scene scene;
+  const PackedRun fresh = scene.client->pack_run(scene.run(), kFleet);
+  Client other(scene.daemon.client_options());
+  {
+    const PackedRun before = other.pack_run(scene.run(), kFleet);
+    std::memset(before.object->data(), 0xee, before.object->bytes());
+  }
+  const PackedRun packed = other.pack_run(scene.run(), kFleet);
+  CHECK(std::ranges::equal(packed.object->span(), fresh.object->span()));
+}
+
+// Whoever puts it may outlive the client.
+TEST(object_outlives_its_client) {
+  Scene scene;
+  const remote::RunToPut run = scene.run();
+  const PackedRun packed = scene.client->pack_run(run, kFleet);
+  scene.client.reset();
+  const auto read = read_object(scene.spec(run, WitnessKind::tokens), 0, packed.object->span());
+  CHECK(read.fault == remote::ObjectFault::none);
+}
+
+TEST(memory_of_an_object_is_the_next_ones) {
+  constexpr size_t kBytes = 64 * kBlockBytes;
+  const auto memory = std::make_shared<ObjectMemory>();
+  const auto mark = [&] { return memory->lend(kBytes)->data()[kBytes - 1]; };
+  CHECK(mark() == std::byte{0});
+  memory->lend(kBytes)->data()[kBytes - 1] = std::byte{7};
+  CHECK_EQ(memory->kept_bytes(), kBytes);
+  CHECK(memory->lend(kBytes + kBlockBytes)->data()[kBytes - 1] == std::byte{0});  // of another size
+  CHECK(mark() == std::byte{7});
+  const auto lent = memory->lend(kBytes);
+  CHECK(mark() == std::byte{0});  // it is somebody's
+}
+
+TEST(memory_that_is_kept_is_bounded) {
+  const auto memory = std::make_shared<ObjectMemory>();
+  const auto lend_at_once = [&](size_t bytes, size_t count) {
+    std::vector<std::shared_ptr<nvme::AlignedBuffer>> lent;
+    for (size_t i = 0; i < count; ++i) lent.push_back(memory->lend(bytes));
+  };
+  lend_at_once(ObjectMemory::kKeptBytes / 4, 6);
+  CHECK_EQ(memory->kept_bytes(), ObjectMemory::kKeptBytes);
+  memory->lend(ObjectMemory::kKeptBytes + kBlockBytes);  // larger than all that is kept
+  CHECK_EQ(memory->kept_bytes(), ObjectMemory::kKeptBytes);
+  lend_at_once(kBlockBytes, 2 * ObjectMemory::kKept);  // the older ones go
+  CHECK_EQ(memory->kept_bytes(), ObjectMemory::kKept * kBlockBytes);
 }
 
 TEST(nothing_stays_pinned_and_packing_is_no_use) {
