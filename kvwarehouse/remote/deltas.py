@@ -78,7 +78,9 @@ class Deltas:
         # Each has a name of its own, also where the clock was set back.
         self._last_ms = max(self._last_ms + 1, self._store_clock.now_ms())
         name = self._names.delta(self._last_ms, self._node)
-        self._store.put(name, delta.encode(self._names.fleet, Delta(self._node, put_bytes, told)))
+        with self._nodes.gate.call():
+            encoded = delta.encode(self._names.fleet, Delta(self._node, put_bytes, told))
+            self._store.put(name, encoded)
         self._strike(told, put_bytes)
 
     def _strike(self, told: list[DeltaEntry], put_bytes: int) -> None:

@@ -26,6 +26,7 @@ from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.nodes import Nodes, StoreClock
 from kvwarehouse.remote.object_store import ObjectStore
 from kvwarehouse.remote.replaced import ReplacedObjects
+from kvwarehouse.remote.store_gate import StoreProblem
 from kvwarehouse.remote.totals import StoredTotals
 
 
@@ -124,6 +125,11 @@ class FleetStore:
                 failure = error
         return failure
 
+    @property
+    def problem(self) -> StoreProblem | None:
+        """Why the store takes none of the small objects that tell the others of this node."""
+        return self._nodes.gate.problem
+
     def admit(self, size_bytes: int) -> bool:
         """True: an object of so many bytes may be put now. It counts, whatever becomes of it."""
         return self._nodes.is_seen and self._capacity.admit(size_bytes)
@@ -175,7 +181,8 @@ class FleetStore:
 
     def _probe(self) -> None:
         if self._put_if_absent is None:
-            self._put_if_absent = self._store.probe(self._names.probes_prefix).put_if_absent
+            with self._nodes.gate.call():
+                self._put_if_absent = self._store.probe(self._names.probes_prefix).put_if_absent
 
     def _list(self) -> None:
         if self._listing.is_due:

@@ -60,12 +60,11 @@ class Janitor:
         turn = self._now_ms() // TURN_MS
         if turn == self._turn:
             return False
-        if put_if_absent:
-            takes = self._store.put(self._names.turn(turn), b"-", if_absent=True)
-        else:
-            takes = self._nodes.is_smallest
         self._turn = turn
-        return takes
+        if not put_if_absent:
+            return self._nodes.is_smallest
+        with self._nodes.gate.call():
+            return self._store.put(self._names.turn(turn), b"-", if_absent=True)
 
     def _begin(self) -> None:
         now_ms = self._now_ms()

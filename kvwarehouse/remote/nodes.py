@@ -12,6 +12,7 @@ from typing import Final
 
 from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.object_store import ObjectStore
+from kvwarehouse.remote.store_gate import StoreGate
 
 BEAT_S: Final = 60.0
 RETRY_S: Final = 5.0
@@ -87,6 +88,8 @@ class Nodes:
     ) -> None:
         self._store, self._names, self._node = store, names, node
         self.store_clock, self._clock = store_clock, clock
+        self.gate: Final = StoreGate(clock)
+        """Of all small objects that this node puts for the others to know of it."""
         self._due_s = clock()
         self._seen_since_s: float | None = None
         self._last_beat_s = float("-inf")
@@ -116,7 +119,8 @@ class Nodes:
             return
         self._due_s = now_s + RETRY_S  # unless it goes through
         name = self._names.node(self._node)
-        self._store.put(name, f"{self._node:016x}".encode())
+        with self.gate.call():
+            self._store.put(name, f"{self._node:016x}".encode())
         written_s = self._clock()
         found = {item.name: item.modified_s for item in self._store.list(self._names.nodes_prefix)}
         mine_s = found.get(name)

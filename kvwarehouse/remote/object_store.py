@@ -5,8 +5,11 @@ call over a network ends by its deadline. One on a folder ends when the file sys
 counts as failed from its deadline on, so that the breaker opens beside it, and whoever owns the
 process ends it. An object that is not there is a value; an error is a TransportError
 (`remote_failed`, `remote_refused` by the store, `remote_full` where it has no room, `remote_off`
-while the breaker is open). Names are those of objects, below the URL's path. No text has a URL's
-query, nor more than the first line of what a store said.
+while the breaker is open). A store that refuses or has no room works: that is its answer to one
+kind of calls, and whoever makes those keeps to it (store_gate.py). The breaker is for the rest.
+
+Names are those of objects, below the URL's path. No text has a URL's query, nor more than the first
+line of what a store said.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.library_texts import first_line
 from kvwarehouse.remote.report import WorkerSettings
+from kvwarehouse.remote.store_gate import CLOSING_CODES
 from kvwarehouse.remote_file import RemoteFile
 from kvwarehouse.settings import SHARED_SCHEMES
 
@@ -119,8 +123,8 @@ class ObjectStore:
         self._next_call = 0
         self.breaker = Breaker(clock)
         self.last_failure: TransportError | None = None
-        """Of a call that was made, whatever came of others since. Never raised: what is raised
-        holds its frames, and with them what was put."""
+        """That the breaker has counted, whatever came of other calls since. Never raised: what is
+        raised holds its frames, and with them what was put."""
 
     def get(
         self, name: str, begin: int, end: int, first_byte: Callable[[], None] = lambda: None
@@ -221,7 +225,7 @@ class ObjectStore:
         self, what: str, deadline_s: float, answers: tuple[type[Exception], ...] | None = None
     ) -> Iterator[None]:
         """A call to the store; the breaker hears how it ended, once. `answers`: what a store that
-        works may raise."""
+        works may raise, besides that it refuses or has no room."""
         self._count_late()
         if not self.breaker.admit():
             raise TransportError(
@@ -237,10 +241,13 @@ class ObjectStore:
         except Exception as error:
             # Whatever a store or its library says beyond its answers: it did not do it.
             expected = isinstance(error, answers or self._answers) or _is_shorter(error)
-            failed = not expected or _says(error, _NO_BUCKET)
-            if failed:
-                self.last_failure = self._failure(what, error)
-                raise self._failure(what, error) from error
+            if not expected or _says(error, _NO_BUCKET):
+                failure = self._failure(what, error)
+                failed = failure.code not in CLOSING_CODES
+                if failed:
+                    self.last_failure = self._failure(what, error)
+                raise failure from error
+            failed = False
             if _is_shorter(error):
                 raise _ShorterError from error
             raise

@@ -1,5 +1,5 @@
 """Whether calls of one kind, puts or gets, are worth trying: closed once the store refuses one or
-has no room for it, while the other kind may go on. From then on one call every PROBE_EVERY_S is let
+has no room for it, while other kinds may go on. From then on one call every PROBE_EVERY_S is let
 through; one that succeeds opens it. What fails in another way is the breaker's.
 
 Thread-safe; never blocks.
@@ -7,9 +7,10 @@ Thread-safe; never blocks.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +54,20 @@ class StoreGate:
                 return False
             self._probe_at = now + PROBE_EVERY_S
             return True
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """One call: it hears how that ends. Where none is let through, it raises what closed it."""
+        if not self.admit():
+            problem = self.problem
+            if problem is not None:
+                raise TransportError(problem.text, code=problem.code)
+        try:
+            yield
+        except TransportError as error:
+            self.failed(error)
+            raise
+        self.succeeded()
 
     def succeeded(self) -> None:
         with self._lock:

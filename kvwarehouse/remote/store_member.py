@@ -206,9 +206,10 @@ class StoreMember:
         )
 
     def _state(self) -> tuple[str, str]:
-        opened, problem = self._opened, self._gate.problem or self._get_gate.problem
+        opened = self._opened
         if opened is None:
             return self._state_before()
+        problem = self._gate.problem or self._get_gate.problem or opened.fleet.problem
         if opened.store.longest_call_s() > _LATE * self._longest_deadline_s:
             return store_state.HANGS
         if opened.store.failing():

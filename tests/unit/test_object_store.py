@@ -278,6 +278,23 @@ def test_store_without_room_is_told_apart(
     assert caught.value.code == "remote_full"
 
 
+@pytest.mark.parametrize(
+    ("status", "code"), [(401, "remote_refused"), (403, "remote_refused"), (507, "remote_full")]
+)
+def test_store_that_does_not_take_puts_is_asked_for_all_else(
+    status: int, code: str, server: BadServer, over_http: Callable[..., ObjectStore]
+) -> None:
+    """Incident: a full bucket was not read from any more."""
+    store = over_http()
+    for _ in range(breaker_rules.WINDOW):
+        server.status = status
+        with pytest.raises(TransportError) as caught:
+            store.put("a", b"x")
+        assert caught.value.code == code
+    assert not store.failing()
+    assert store.last_failure is None
+
+
 PUTS_TOO_MUCH = """
 import sys
 from kvwarehouse.errors import TransportError

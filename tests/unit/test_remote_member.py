@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 from kvwarehouse.errors import TransportError
@@ -151,6 +152,24 @@ class Rig:
         yield
         fleets.unlink()
         (self.folder / "aside").rename(fleets)
+
+
+class Library:
+    """obstore, but for the calls that are given."""
+
+    def __init__(self, **calls: Callable[..., Any]) -> None:
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        return self._calls.get(name) or getattr(obstore, name)
+
+
+def fail(error: Exception) -> Any:
+    raise error
+
+
+FULL = obstore.exceptions.GenericError("Generic S3 error: 507 Insufficient Storage")
+REFUSED = obstore.exceptions.PermissionDeniedError("403 Forbidden")
 
 
 @pytest.fixture
@@ -377,4 +396,38 @@ def test_store_that_refuses_gets_is_not_counted_on_until_it_gives_one(
     refuses[0] = False
     made.rounds(2 * store_gate.PROBE_EVERY_S)  # nobody asks for anything meanwhile
     assert made.is_counted_on
+    assert made.report.state == "serving"
+
+
+@pytest.mark.parametrize(("error", "state"), [(FULL, "full"), (REFUSED, "refused")])
+@pytest.mark.parametrize("puts_runs", [True, False])
+def test_store_that_takes_no_puts_is_read_on(
+    error: Exception, state: str, puts_runs: bool, rig: Callable[..., Rig]
+) -> None:
+    """Incident: a full bucket. Beats, deltas and turns of the janitor went on to fail, and opened
+    the breaker for reads as well, for as long as the bucket was full."""
+    made = rig()
+    made.serve()
+    assert made.put(1) == "stored"
+    tried: list[str] = []
+
+    def put(store: Any, name: str, *unused: Any, **also: Any) -> Any:
+        tried.append(name)
+        raise error
+
+    made.opened.store._obstore = Library(put=put, copy=put)
+    minutes = 20
+    for number in range(minutes * 60 // 5):
+        if puts_runs and made.member.may_put:
+            assert made.put(2 + number) != "stored"
+        made.rounds(5)
+        assert made.is_counted_on
+        assert made.get(1) == ("filled", 4)
+        assert made.report.state == state or number < nodes.BEAT_S / 5
+    assert made.report.breaker_opened == 0
+    # A small object every 30 s, and as often a run or what is put in place of one.
+    assert len(tried) <= 2 * (minutes * 60 / store_gate.PROBE_EVERY_S + 1)
+    made.opened.store._obstore = obstore
+    made.rounds(2 * store_gate.PROBE_EVERY_S + 2 * nodes.BEAT_S)
+    assert made.put() == "stored"
     assert made.report.state == "serving"
