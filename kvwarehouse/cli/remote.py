@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -45,8 +46,9 @@ gc      deletes what a daemon's janitor would: days beyond --remote-ttl; with --
         daemons do the same.
 
 init, check and gc open the store themselves, with this shell's credentials, and put one small
-object that they delete again: by it they know the store's clock. Settings: flags, over environment
-(KVW_REMOTE=...), over the file of --config.
+object that they delete again: by it they know the store's clock. Where the store takes no put, gc
+takes the time of the newest object that is there, and check counts and verifies all the same.
+Settings: flags, over environment (KVW_REMOTE=...), over the file of --config.
 
 Exit status 0: all is well. 3: what was asked does not answer any more. 4: an object of the sample
 is damaged, or one of the calls that a daemon makes does not work: the table says which, and why.
@@ -192,22 +194,25 @@ def _status(args: argparse.Namespace) -> int:
 
 def _check(opened: _OpenStore, args: argparse.Namespace) -> int:
     tried = StoreTrial(opened.store, opened.names).run()
-    if not tried.works:
-        if args.json:
-            print_json(_plain_trial(opened, tried))
-        else:
-            _print_trial(opened, tried)
-        return Exit.FOUND
     count = _OBJECTS if args.objects is None else args.objects
     survey = Survey(opened.patient, opened.names, opened.secret, count)
     judged: list[Judged] = []
-    follow(_surveyed(survey, judged), str)
+    surveyed = True
+    try:
+        follow(_surveyed(survey, judged), str)
+    except TransportError:
+        if tried.works:
+            raise
+        surveyed = False  # the trial has what the store said
     if args.json:
-        print_json({**_plain_trial(opened, tried), **_plain_survey(survey, judged)})
+        plain = _plain_survey(survey, judged) if surveyed else {}
+        print_json({**_plain_trial(opened, tried), **plain})
     else:
         _print_trial(opened, tried)
-        _print_survey(opened, survey, judged)
-    return Exit.FOUND if any(each.is_damaged for each in judged) else Exit.OK
+        if surveyed:
+            _print_survey(opened, survey, judged)
+    damaged = any(each.is_damaged for each in judged)
+    return Exit.OK if tried.works and not damaged else Exit.FOUND
 
 
 def _surveyed(survey: Survey, judged: list[Judged]) -> Iterator[str]:
@@ -293,8 +298,7 @@ def _date(day: int) -> str:
 
 def _gc(opened: _OpenStore, args: argparse.Namespace) -> int:
     place, names, store = opened.place, opened.names, opened.patient
-    ahead_s = store.probe(names.probes_prefix).clock_ahead_s
-    now_ms = int((time.time() + ahead_s) * 1000)
+    now_ms = int(_store_time_s(store, names) * 1000)
     too_many: set[int] = set()
     if place.capacity_bytes:
         survey = Survey(store, names, opened.secret, 0)
@@ -312,6 +316,26 @@ def _gc(opened: _OpenStore, args: argparse.Namespace) -> int:
         ) from error
     _show_swept(sweep, too_many, args)
     return Exit.OK
+
+
+def _store_time_s(store: ObjectStore, names: FleetNames) -> float:
+    """By the store's clock. Where it takes no put, being full, that of its newest object. It
+    is later by now, so nothing goes that would stay."""
+    try:
+        return time.time() + store.probe(names.probes_prefix).clock_ahead_s
+    except TransportError as error:
+        for prefix in (names.nodes_prefix, names.root):
+            newest_s = max((item.modified_s for item in store.list(prefix)), default=None)
+            if newest_s is not None:
+                break
+        else:
+            raise
+        told = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(newest_s))
+        print(
+            f"{error.message}. Days are judged as of {told} UTC, the time of the newest object",
+            file=sys.stderr,
+        )
+        return newest_s
 
 
 def _swept(sweep: Sweep) -> Iterator[str]:

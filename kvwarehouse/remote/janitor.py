@@ -1,5 +1,6 @@
 """One node at a time cleans up: who takes the turn of these ten minutes first, or, where the store
-does not heed put-if-absent, the living node with the smallest number.
+does not heed put-if-absent or takes no put, the living node with the smallest number. A store that
+is full has to be emptied before it takes anything.
 
 A sweep goes on over rounds, for STEP_MS in each, so that the node's beats come in time. One that
 fails ends; the next turn begins another. Not thread-safe.
@@ -7,6 +8,7 @@ fails ends; the next turn begins another. Not thread-safe.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -61,10 +63,10 @@ class Janitor:
         if turn == self._turn:
             return False
         self._turn = turn
-        if not put_if_absent:
-            return self._nodes.is_smallest
-        with self._nodes.gate.call():
-            return self._store.put(self._names.turn(turn), b"-", if_absent=True)
+        if put_if_absent:
+            with contextlib.suppress(TransportError), self._nodes.gate.call():
+                return self._store.put(self._names.turn(turn), b"-", if_absent=True)
+        return self._nodes.is_smallest
 
     def _begin(self) -> None:
         now_ms = self._now_ms()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import epochs
 from kvwarehouse.remote.names import FleetNames, PagesName, PagesPrefix
 from kvwarehouse.remote.nodes import DAY_MS
@@ -83,8 +84,8 @@ class Sweep:
         self.swept = Swept()
 
     def steps(self) -> Iterator[None]:
-        """Each is a few calls to the store. Raises TransportError where one fails; what is deleted
-        then is counted, and another sweep does the rest."""
+        """Each is a few calls to the store. Raises TransportError where one fails that lists or
+        deletes; what is deleted then is counted, and another sweep does the rest."""
         yield from self._tend_markers()
         for prefix in self._doomed():
             yield from self._sweep_day(prefix)
@@ -116,8 +117,11 @@ class Sweep:
             self._delete("markers", names[at : at + BATCH])
             yield
         for name in epochs.aged(markers, self._now_ms, self._rules.ttl_days):
-            if not self._rules.dry:
-                self._store.put(name, b"-")
+            try:
+                if not self._rules.dry:
+                    self._store.put(name, b"-")
+            except TransportError:
+                break  # a store that is full is to be emptied; the next sweep writes it
             yield
 
     def _is_cleared(self, of: PagesPrefix) -> bool:

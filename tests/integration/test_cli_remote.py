@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.errors import TransportError
 from kvwarehouse.fleet import FleetSecret
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
@@ -243,6 +246,66 @@ def test_gc_makes_room_where_a_capacity_is_named(
     _, text = shown("gc", *place.flags, "--remote-capacity", f"{size}", "--dry-run")
     assert "for room" in text
     assert len(place.files()) == 2
+
+
+@pytest.fixture
+def full(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on the store takes no put."""
+
+    def put(*unused: Any, **also: Any) -> bool:
+        raise TransportError("put: 507 Insufficient Storage", code="remote_full")
+
+    return lambda: monkeypatch.setattr(ObjectStore, "put", put)
+
+
+@pytest.mark.parametrize("has_nodes", [True, False])
+def test_gc_makes_room_in_a_store_that_is_full(
+    place: Place,
+    shown: Any,
+    rng: random.Random,
+    full: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
+    has_nodes: bool,
+) -> None:
+    """Incident: it put a small object first, to know the time, and a full store took none."""
+    names = place.fill(rng, 3, days=(9, 1, 0))
+    if has_nodes:
+        place.store.put(place.names.node(1), b"-")
+        times = (time.time() - 86400,) * 2
+        os.utime(place.folder / place.names.node(1), times)  # of yesterday
+    full()
+    status = main(["remote", "gc", *place.flags, "--json"])
+    said = capsys.readouterr()
+    assert status == Exit.OK
+    assert json.loads(said.out)["objects"]["pages"] == 1
+    assert "507" in said.err
+    day = time.strftime("%Y-%m-%d", time.gmtime(time.time() - (86400 if has_nodes else 0)))
+    assert f"as of {day}" in said.err
+    left = [item for item in place.files() if place.names.pages_of(item)]
+    assert left == sorted(map(place.names.pages, names[1:]))
+
+
+def test_gc_of_an_empty_store_that_takes_no_put_says_why(
+    place: Place, full: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    full()
+    assert main(["remote", "gc", *place.flags]) == Exit.NO_DAEMON
+    assert "507" in capsys.readouterr().err
+
+
+def test_check_counts_and_verifies_a_store_that_is_full(
+    place: Place, shown: Any, rng: random.Random, full: Callable[[], None]
+) -> None:
+    place.fill(rng, 3)
+    full()
+    status, found = shown("check", *place.flags, "--json")
+    assert status == Exit.FOUND
+    assert "507" in found["calls"]["put"]
+    assert (found["works"], found["objects"], found["verified"]["objects"]) == (False, 3, 3)
+    status, text = shown("check", *place.flags)
+    assert status == Exit.FOUND
+    assert "507" in text
+    assert "verified 3 of 3 objects" in text
 
 
 # --- status

@@ -302,6 +302,42 @@ def test_smallest_living_node_sweeps_where_put_if_absent_is_not_heeded(
     assert not any(NAMES.turn_of(name) for name in store.names())
 
 
+def no_room(*unused: Any, **also: Any) -> bool:
+    raise TransportError("put: 507 Insufficient Storage", code="remote_full")
+
+
+def test_store_that_is_full_is_emptied_by_the_smallest_living_node(
+    hosts: Made, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: nobody could take a turn in a full store, so nobody made room in it."""
+    store, (one, two), _ = hosts
+    old = NAMES.pages(page(rng, TODAY - 9))
+    marker = NAMES.epoch(b"n" * 16, 1)
+    put_old(store, [old, marker], age_s=TTL_DAYS * 86400)  # which would be written again
+    monkeypatch.setattr(store, "put", no_room)
+    two.janitor.round(put_if_absent=True)
+    assert old in store.names()
+    one.janitor.round(put_if_absent=True)
+    assert old not in store.names()
+    assert marker in store.names()
+
+
+def test_turn_that_could_not_be_taken_is_not_tried_again(
+    hosts: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (_, two), _ = hosts
+    tried: list[str] = []
+
+    def fails(name: str, *unused: Any, **also: Any) -> bool:
+        tried.append(name)
+        raise TransportError("put: 503", code="remote_failed")
+
+    monkeypatch.setattr(store, "put", fails)
+    for _ in range(5):
+        two.janitor.round(put_if_absent=True)
+    assert len(tried) == 1
+
+
 def test_oldest_day_goes_once_where_the_store_is_nearly_full(
     hosts: Made, rng: random.Random
 ) -> None:

@@ -16,7 +16,7 @@ from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import breaker, epochs, nodes, store_gate, store_member
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.epochs import Epochs
-from kvwarehouse.remote.names import FleetNames
+from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.report import (
     EpochsFound,
     EpochsHeard,
@@ -409,6 +409,10 @@ def test_store_that_takes_no_puts_is_read_on(
     made = rig()
     made.serve()
     assert made.put(1) == "stored"
+    today = made.opened.fleet.today
+    assert today is not None
+    over = FleetNames(FLEET).pages(PagesName(b"s" * 16, 0, today - 30, b"k" * 16))
+    made.opened.store.put(over, DATA)
     tried: list[str] = []
 
     def put(store: Any, name: str, *unused: Any, **also: Any) -> Any:
@@ -425,6 +429,7 @@ def test_store_that_takes_no_puts_is_read_on(
         assert made.get(1) == ("filled", 4)
         assert made.report.state == state or number < nodes.BEAT_S / 5
     assert made.report.breaker_opened == 0
+    assert not (made.folder / over).exists()
     # A small object every 30 s, and as often a run or what is put in place of one.
     assert len(tried) <= 2 * (minutes * 60 / store_gate.PROBE_EVERY_S + 1)
     made.opened.store._obstore = obstore
