@@ -425,6 +425,18 @@ def test_first_byte_of_an_object_is_told_before_the_others() -> None:
     assert told == ["a"]
 
 
+def test_probe_whose_object_is_not_there_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Incident: the worker ended by it, as by a bug."""
+    store = open_store(StoreSettings("memory:///"))
+
+    def gone(*unused: Any) -> Any:
+        raise FileNotFoundError("404 Not Found")
+
+    monkeypatch.setattr(store._obstore, "head", gone)
+    with pytest.raises(TransportError, match="head: memory:"):
+        store.probe("v1/probe/")
+
+
 class HangingCalls:
     """Gets from a folder on a mount that hangs: the thread is in the kernel, and nobody ends it."""
 
