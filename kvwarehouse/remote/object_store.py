@@ -7,6 +7,7 @@ process ends it. An object that is not there is a value; an error is a Transport
 (`remote_failed`, `remote_refused` by the store, `remote_full` where it has no room, `remote_off`
 while the breaker is open). A store that refuses or has no room works: that is its answer to one
 kind of calls, and whoever makes those keeps to it (store_gate.py). The breaker is for the rest.
+Listings have one of their own: a store that does not list may give and take all the same.
 
 Names are those of objects, below the URL's path. No text has a URL's query, nor more than the first
 line of what a store said.
@@ -118,13 +119,19 @@ class ObjectStore:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._under_way: dict[int, float] = {}  # calls: from when on each counts as failed
+        # Calls: from when on each counts as failed, and whose breaker hears it.
+        self._under_way: dict[int, tuple[float, Breaker]] = {}
         self._began: dict[int, float] = {}  # calls, late ones too
         self._next_call = 0
-        self.breaker = Breaker(clock)
-        self.last_failure: TransportError | None = None
-        """That the breaker has counted, whatever came of other calls since. Never raised: what is
-        raised holds its frames, and with them what was put."""
+        self.breaker, self.list_breaker = Breaker(clock), Breaker(clock)
+        # That they have counted, whatever came of other calls since. Never raised: what is raised
+        # holds its frames, and with them what was put.
+        self._last_failures: dict[Breaker, TransportError] = {}
+
+    @property
+    def last_failure(self) -> TransportError | None:
+        """Of all calls but listings; see failing()."""
+        return self._last_failures.get(self.breaker)
 
     def get(
         self, name: str, begin: int, end: int, first_byte: Callable[[], None] = lambda: None
@@ -178,7 +185,7 @@ class ObjectStore:
         order of names, but for folders. Each part is a call with a deadline of its own."""
         parts = self._obstore.list(self._writes, prefix.rstrip("/"), offset=after or None)
         while True:
-            with self._call("list", self._settings.put_s):
+            with self._call("list", self._settings.put_s, breaker=self.list_breaker):
                 part = next(parts, None)
             if part is None:
                 return
@@ -189,7 +196,7 @@ class ObjectStore:
     def parts(self, prefix: str) -> Sequence[str]:
         """The prefixes directly below `prefix`, sorted. All end at a slash. Objects that lie there
         are left out."""
-        with self._call("list", self._settings.put_s):
+        with self._call("list", self._settings.put_s, breaker=self.list_breaker):
             found = self._obstore.list_with_delimiter(self._writes, prefix.rstrip("/"))
         return sorted(f"{part.rstrip('/')}/" for part in found["common_prefixes"])
 
@@ -216,23 +223,28 @@ class ObjectStore:
             return self._clock() - min(self._began.values()) if self._began else 0.0
 
     def failing(self) -> bool:
-        """True while the breaker is open. Calls that are late count as failed from here on."""
+        """True while the breaker is open, which listings do not heed. Calls that are late count as
+        failed from here on."""
         self._count_late()
         return self.breaker.is_open
 
     @contextlib.contextmanager
     def _call(
-        self, what: str, deadline_s: float, answers: tuple[type[Exception], ...] | None = None
+        self,
+        what: str,
+        deadline_s: float,
+        answers: tuple[type[Exception], ...] | None = None,
+        breaker: Breaker | None = None,
     ) -> Iterator[None]:
-        """A call to the store; the breaker hears how it ended, once. `answers`: what a store that
+        """A call to the store; its breaker hears how it ended, once. `answers`: what a store that
         works may raise, besides that it refuses or has no room."""
         self._count_late()
-        if not self.breaker.admit():
-            raise TransportError(
-                f"{what}: {self._place} has failed too often; it is asked again by and by",
-                code="remote_off",
-            )
-        number = self._begin(deadline_s)
+        breaker = breaker or self.breaker
+        if not breaker.admit():
+            failure = self._last_failures.get(breaker)
+            told = failure.message if failure else f"{what}: {self._place}"
+            raise TransportError(f"{told}; it has failed too often to be asked", code="remote_off")
+        number = self._begin(deadline_s, breaker)
         failed = True
         try:
             self._check()
@@ -246,45 +258,44 @@ class ObjectStore:
                 failure = self._failure(what, error)
                 failed = failure.code not in CLOSING_CODES
                 if failed:
-                    self.last_failure = self._failure(what, error)
+                    self._last_failures[breaker] = self._failure(what, error)
                 raise failure from error
             failed = False
             if _is_shorter(error):
                 raise _ShorterError from error
             raise
         finally:
-            self._end(number, failed)
+            self._end(number, failed=failed)
 
-    def _begin(self, deadline_s: float) -> int:
+    def _begin(self, deadline_s: float, breaker: Breaker) -> int:
         with self._lock:
             self._next_call += 1
             now = self._began[self._next_call] = self._clock()
-            self._under_way[self._next_call] = now + deadline_s
+            self._under_way[self._next_call] = now + deadline_s, breaker
             return self._next_call
 
-    def _end(self, number: int, failed: bool) -> None:
+    def _end(self, number: int, *, failed: bool) -> None:
         with self._lock:
             del self._began[number]
-            counted = self._under_way.pop(number, None) is None
-        if counted:
-            return
+            _, breaker = self._under_way.pop(number, (0.0, None))
+        if breaker is None:
+            return  # it was late, and counted
         if failed:
-            self.breaker.failed()
+            breaker.failed()
         else:
-            self.breaker.succeeded()
+            breaker.succeeded()
 
     def _count_late(self) -> None:
         now = self._clock()
         with self._lock:
-            late = [number for number, due in self._under_way.items() if due < now]
-            for number in late:
-                del self._under_way[number]
-        for _ in late:
-            self.last_failure = TransportError(
+            late = [number for number, (due, _) in self._under_way.items() if due < now]
+            breakers = [self._under_way.pop(number)[1] for number in late]
+        for breaker in breakers:
+            self._last_failures[breaker] = TransportError(
                 f"{self._place} has not answered within the deadline of the call",
                 code="remote_failed",
             )
-            self.breaker.failed()
+            breaker.failed()
 
     @property
     def _place(self) -> str:

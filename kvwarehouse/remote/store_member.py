@@ -25,7 +25,7 @@ from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
 from kvwarehouse.remote.puts import Destination, Puts
 from kvwarehouse.remote.report import FromWorker, WorkerReport, WorkerSettings
-from kvwarehouse.remote.store_gate import StoreGate
+from kvwarehouse.remote.store_gate import StoreGate, StoreProblem
 
 if TYPE_CHECKING:
     from kvwarehouse.core import PresenceFile, RunToGet, RunToPut
@@ -38,6 +38,10 @@ _LATE: Final = 1.5
 
 _OPENS_WITHIN_S: Final = 10.0
 """A folder on a mount that hangs takes longer: for ever."""
+
+_LATELY_S: Final = 15.0
+"""How long a round that failed is a reason for what else has none. What goes on to fail is tried
+again sooner, but for a listing of all objects."""
 
 HUNG_S: Final = 60.0
 """A call that takes so long, and more than twice its deadline, is not coming back. Over a network
@@ -90,6 +94,8 @@ class StoreMember:
         self._tried_s = clock()  # to open it
         self._problem = ""  # why it is not open
         self._may_ask = False
+        self._round_problem: StoreProblem | None = None  # what failed last in a round
+        self._round_failed_s = 0.0
         self._epochs_problem = ""  # why the last round of clears did not go through
 
     def open(self, sleep: Callable[[float], None]) -> None:
@@ -121,7 +127,10 @@ class StoreMember:
         assert self._opened is not None
         fleet = self._opened.fleet
         was_seen = fleet.facts().is_seen  # a round gives those their part that are seen before it
-        fleet.round()
+        failure = fleet.round()
+        if failure is not None:
+            self._round_failed_s = self._clock()
+            self._round_problem = StoreProblem(failure.code, failure.message)
         facts = fleet.facts()
         self._may_ask = was_seen and facts.listed_ago_s >= 0 and not facts.clock_jump_s
         self._probe(self._opened.store)
@@ -216,12 +225,23 @@ class StoreMember:
             return store_state.failing_state(opened.store.last_failure)
         if problem is not None:
             return store_state.gate_state(problem)
+        facts = opened.fleet.facts()
         state, reason = store_state.fleet_state(
-            opened.fleet.facts(), self._settings.capacity_bytes, may_ask=self._may_ask
+            facts, self._settings.capacity_bytes, may_ask=self._may_ask
         )
+        failed = self._failed_lately(was_listed=facts.listed_ago_s >= 0)
+        if state == "starting" and failed is not None:
+            return store_state.gate_state(failed)  # it does not start, for that reason
         if not reason and not self.epochs.is_fresh:  # what is put is true all the same
             reason = self._epochs_problem
+        if not reason and failed is not None:
+            reason = failed.text
         return state, reason
+
+    def _failed_lately(self, *, was_listed: bool) -> StoreProblem | None:
+        """What keeps the fleet's store from being listed at all is true until it is."""
+        is_late = self._clock() - self._round_failed_s > _LATELY_S
+        return None if was_listed and is_late else self._round_problem
 
     def _state_before(self) -> tuple[str, str]:
         if self._problem:

@@ -35,10 +35,10 @@ from kvwarehouse.remote.report import (
     LINE_BYTES_MAX,
     ToWorker,
     WorkerEvent,
-    WorkerReport,
     WorkerSettings,
     read_told,
 )
+from kvwarehouse.remote.state_events import StateEvents
 from kvwarehouse.remote.store_member import StoreMember
 
 _REPORT_EVERY_S: Final = 1.0
@@ -64,7 +64,7 @@ class Worker:
         )
         self._puts = settings.puts if settings.write != "none" else 0
         self._gets = settings.gets
-        self._state = "starting"
+        self._state_events = StateEvents()
 
     def start(self) -> None:
         self.begin("kvw-remote-report", self._report)
@@ -108,18 +108,14 @@ class Worker:
         parent = os.getppid()
         while os.getppid() == parent:
             report = self._member.report()
-            self._tell_change(report)
+            event = self._state_events.of(report)
+            if event is not None:
+                self.say(event.to_line())
             self.say(report.to_line())
             if self._member.is_hung:
                 os._exit(EXIT_HUNG)  # its threads may stay: then the daemon leaves them behind
             time.sleep(_REPORT_EVERY_S)
         os._exit(0)
-
-    def _tell_change(self, report: WorkerReport) -> None:
-        if report.state != self._state and report.state != "starting":
-            fields = {"text": report.reason} if report.reason else {}
-            self.say(WorkerEvent(f"remote_{report.state}", fields).to_line())
-        self._state = report.state
 
     def _look_after(self) -> None:
         self._member.open(time.sleep)

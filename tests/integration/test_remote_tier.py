@@ -146,7 +146,7 @@ def test_store_that_takes_nothing_is_failing_and_the_daemon_serves_on(
     assert status["puts"].get("failed", 0) + status["breaker_opened"] > 0
     tier.use(*range(1, 9))
     assert tier.client.status()["state"] == "serving"
-    assert tier.serving.events("remote_failing")
+    eventually(lambda: tier.serving.events("remote_failing"), "the state has lasted")
     fleets.unlink()
     (tier.folder / "aside").rename(fleets)
     tier.until_state("serving")

@@ -146,7 +146,7 @@ def test_suspended_user_costs_misses_and_is_told(
         one.until_state("refused")
         one.store(2)
         assert one.load(2) == RUN_PAGES
-        assert one.serving.events("remote_refused")
+        eventually(lambda: one.serving.events("remote_refused"), "the state has lasted")
     finally:
         ceph.enable_user()
 

@@ -104,6 +104,7 @@ class Rig:
         assert opened is not None
         self.opened = opened
         self.opened.store.breaker = Breaker(self.clock)
+        self.opened.store.list_breaker = Breaker(self.clock)
 
     def rounds(self, seconds: float) -> None:
         """As many as its threads go in that time, with what they begin; the daemon acts upon what
@@ -436,3 +437,61 @@ def test_store_that_takes_no_puts_is_read_on(
     made.rounds(2 * store_gate.PROBE_EVERY_S + 2 * nodes.BEAT_S)
     assert made.put() == "stored"
     assert made.report.state == "serving"
+
+
+NO_LISTS = obstore.exceptions.GenericError("Generic S3 error: 500 Internal Server Error")
+
+
+@pytest.mark.parametrize(("error", "state"), [(NO_LISTS, "failing"), (REFUSED, "refused")])
+def test_store_that_is_not_listed_from_the_start_says_why(
+    error: Exception, state: str, rig: Callable[..., Rig]
+) -> None:
+    """Incident: a policy without a right to list was "being listed" for ever; and a store whose
+    listings failed changed its state every few seconds, with a line in the log for each."""
+    made = rig()
+    made.open()
+    made.opened.store._obstore = Library(
+        list=lambda *unused, **also: map(fail, [error]), list_with_delimiter=lambda *_: fail(error)
+    )
+    made.rounds(5)
+    for _ in range(600 // 5):
+        made.rounds(5)
+        assert made.report.state == state
+        assert str(error) in made.report.reason
+    assert made.report.breaker_opened == 0
+    made.opened.store._obstore = obstore
+    made.rounds(2 * breaker.LAST_PROBE_S + 3 * nodes.BEAT_S)
+    assert (made.report.state, made.report.reason) == ("serving", "")
+
+
+def test_store_that_lists_no_more_is_put_to_and_says_why_it_is_not_read(
+    rig: Callable[..., Rig],
+) -> None:
+    made = rig()
+    made.serve()
+    made.opened.store._obstore = Library(
+        list=lambda *unused, **also: map(fail, [NO_LISTS]),
+        list_with_delimiter=lambda *_: fail(NO_LISTS),
+    )
+    made.rounds(epochs.FRESH_S)
+    for number in range(int(nodes.QUIET_S - nodes.BEAT_S - 2 * epochs.FRESH_S) // 5):
+        made.rounds(5)
+        assert made.put(number) == "stored"
+        assert made.report.state == "serving"
+        assert str(NO_LISTS) in made.report.reason
+        assert not made.is_counted_on
+    assert made.report.breaker_opened == 0
+
+
+def test_call_for_others_that_failed_once_is_a_reason_for_some_seconds(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig()
+    made.serve()
+    failure = TransportError("get: the text of it", code="remote_failed")
+    monkeypatch.setattr(made.opened.fleet, "round", lambda: failure)
+    made.member.round()
+    monkeypatch.undo()
+    assert (made.report.state, made.report.reason) == ("serving", "get: the text of it")
+    made.rounds(20)
+    assert (made.report.state, made.report.reason) == ("serving", "")

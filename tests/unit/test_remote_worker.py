@@ -111,12 +111,12 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
 
 def test_worker_puts_what_is_offered_and_reports(started: Callable[..., Worker]) -> None:
     worker = started("run", "run")
-    events = []
+    events: list[str] = []
     for said in worker.said():
         if isinstance(said, WorkerEvent):
             events.append(said.event)
-        elif isinstance(said, WorkerReport) and said.puts == {"stored": 2}:
-            break
+        elif isinstance(said, WorkerReport) and said.puts == {"stored": 2} and events:
+            break  # a state is an event once it has lasted
     assert events == ["remote_serving"]
     assert isinstance(said, WorkerReport)
     assert said.put_bytes == 2 * len(worker_program.OBJECT)
