@@ -193,6 +193,11 @@ class ObjectStore:
                 modified_s = found["last_modified"].timestamp()
                 yield StoredObject(found["path"], found["size"], modified_s)
 
+    @property
+    def lists_in_order(self) -> bool:
+        """A listing that failed goes on behind the last name that it had."""
+        return urlsplit(self._settings.url).scheme != "file"
+
     def parts(self, prefix: str) -> Sequence[str]:
         """The prefixes directly below `prefix`, sorted. All end at a slash. Objects that lie there
         are left out."""

@@ -3,8 +3,9 @@
 A walk goes down by the parts of names: namespaces, epochs, days. A day is one listing, or 256 (one
 for each first byte of the keys) once it turns out to be large. What waits to be listed is taken
 from its end, so that it stays short: the parts of one day for each thread, and no list of objects
-ever. Threads are this walk's own and end with it. A failure ends a walk; what was found until then
-was told.
+ever. Threads are this walk's own and end with it. A part that fails is tried again behind the last
+object that it had, RETRIES times in a row. Then it ends the walk; what was found until then was
+told.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from kvwarehouse.errors import TransportError
 from kvwarehouse.remote.names import FleetNames, PagesName
-from kvwarehouse.remote.object_store import ObjectStore
+from kvwarehouse.remote.object_store import ObjectStore, StoredObject
 
 STREAMS: Final = 16
 BATCH: Final = 1000
@@ -24,6 +26,10 @@ BATCH: Final = 1000
 SPLIT: Final = 4000
 """A day that has so many is listed in parts: that is four requests of a store over HTTP, and each
 part has 16 objects then."""
+
+RETRIES: Final = 3
+FIRST_PAUSE_S: Final = 1.0
+"""Before the first of them; then twice as long each time."""
 
 Found = Sequence[tuple[PagesName, int]]
 """Objects with their bytes."""
@@ -111,7 +117,8 @@ class PagesWalk:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            self._failure = self._failure or error
+            if not self._stopped:
+                self._failure = error
         self.stop()
 
     def _list(self, prefix: str) -> Sequence[str]:
@@ -120,11 +127,29 @@ class PagesWalk:
         if of is None:
             return ()
         if of.day is None:
-            return self._store.parts(prefix)
+            return self._parts(prefix)
         if of.first_byte is None:
             return self._list_day(prefix)
         self._list_part(prefix)
         return ()
+
+    def _parts(self, prefix: str) -> Sequence[str]:
+        failures = 0
+        while True:
+            try:
+                return self._store.parts(prefix)
+            except TransportError as error:
+                failures += 1
+                self._pause(failures, error)
+
+    def _pause(self, failures: int, error: TransportError) -> None:
+        """Before what failed so often in a row is tried again. Raises the error, if it is not."""
+        if failures <= RETRIES and error.retryable:
+            pause_s = FIRST_PAUSE_S * 2 ** (failures - 1)
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._stopped, pause_s):
+                    return
+        raise error
 
     def _list_day(self, prefix: str) -> Sequence[str]:
         """All of a small day, or the parts of a large one: what was seen of it is forgotten."""
@@ -143,7 +168,7 @@ class PagesWalk:
     def _pages_below(self, prefix: str) -> Iterator[tuple[PagesName, int]]:
         """With their bytes; no more once it is stopped. Other names count when all were seen."""
         unknown = 0
-        for item in self._store.list(prefix):
+        for item in self._below(prefix):
             if self._stopped:
                 return
             name = self._names.pages_of(item.name)
@@ -153,3 +178,18 @@ class PagesWalk:
                 yield name, item.size_bytes
         with self._changed:
             self._unknown += unknown
+
+    def _below(self, prefix: str) -> Iterator[StoredObject]:
+        last, failures = "", 0
+        while True:
+            try:
+                for item in self._store.list(prefix, last):
+                    last, failures = item.name, 0
+                    yield item
+            except TransportError as error:
+                if last and not self._store.lists_in_order:
+                    raise  # nobody knows what is left
+                failures += 1
+                self._pause(failures, error)
+            else:
+                return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvwarehouse.remote import listing as listing_rules
 from kvwarehouse.remote import walk as walk_rules
 from kvwarehouse.remote.listing import Listing
 from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse.remote.object_store import StoredObject
 from kvwarehouse.remote.walk import Found, PagesWalk
 from testkit.timed_store import HostClock, KeptPages, TimedStore
 
@@ -59,6 +61,12 @@ def put_foreign(store: TimedStore) -> list[str]:
     for name in foreign:
         store.put(name, b"theirs")
     return foreign
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk tries again at once."""
+    monkeypatch.setattr(walk_rules, "FIRST_PAUSE_S", 0)
 
 
 class Kept:
@@ -120,17 +128,123 @@ def test_walk_of_an_empty_store_ends(store: TimedStore) -> None:
     assert (walk.failure, kept.names) == (None, [])
 
 
-def test_walk_that_fails_anywhere_ends_and_says_so(rng: random.Random) -> None:
-    store = TimedStore(HostClock())
-    put_some(store, rng, 50)
+def test_walk_goes_through_where_single_calls_fail(store: TimedStore, rng: random.Random) -> None:
+    """Incident: each walk of a large store had some call that failed, and began anew."""
+    made = put_some(store, rng, 50)
     before = store.calls
     walked(store)
     calls = store.calls - before
     for number in range(1, calls + 1):
         begin = store.calls
         store.fails = lambda at, due=begin + number: at == due  # type: ignore[misc]
-        walk, _ = walked(store)
+        walk, kept = walked(store)
+        assert walk.failure is None
+        assert in_order(kept.names) == in_order(made)
+        assert store.calls - begin == calls + 1
+
+
+def test_walk_ends_where_a_part_goes_on_to_fail(rng: random.Random) -> None:
+    store = TimedStore(HostClock())
+    put_some(store, rng, 50)
+    before = store.calls
+    walked(store, streams=1)
+    calls = store.calls - before
+    for number in range(1, calls + 1):
+        begin = store.calls
+        store.fails = lambda at, due=begin + number: at >= due  # type: ignore[misc]
+        walk, _ = walked(store, streams=1)
         assert isinstance(walk.failure, TransportError)
+        assert store.calls - begin == number + walk_rules.RETRIES
+
+
+def test_walk_does_not_ask_again_where_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TimedStore(HostClock())
+    asked: list[str] = []
+
+    def refused(prefix: str) -> Any:
+        asked.append(prefix)
+        raise TransportError("list: 403", code="remote_refused", retryable=False)
+
+    monkeypatch.setattr(store, "parts", refused)
+    walk, _ = walked(store)
+    assert walk.failure is not None
+    assert len(asked) == 1
+
+
+class CutListings:
+    """Each listing fails after some objects, until one that begins behind its end."""
+
+    def __init__(self, store: TimedStore, objects: int) -> None:
+        self._list, self._objects = store.list, objects
+
+    def __call__(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
+        number = 0
+        for number, item in enumerate(self._list(prefix, after), 1):
+            yield item
+            if number == self._objects:
+                raise TransportError("list: cut", code="remote_failed")
+
+
+@pytest.mark.parametrize("split", [10, 1000])
+def test_part_of_a_walk_goes_on_behind_its_last_object(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch, split: int
+) -> None:
+    monkeypatch.setattr(walk_rules, "SPLIT", split)
+    monkeypatch.setattr(walk_rules, "BATCH", 2)
+    store = TimedStore(HostClock())
+    made = put_some(store, rng, 1000, spaces=1, days=1)
+    monkeypatch.setattr(store, "list", CutListings(store, 3))
+    walk, kept = walked(store)
+    assert walk.failure is None
+    assert in_order(kept.names) == in_order(made)
+
+
+def test_part_in_a_folder_that_fails_half_way_ends_the_walk(
+    rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names come in no order, so that nobody knows what is left."""
+    store = TimedStore(HostClock(), f"file://{tmp_path}")
+    put_some(store, rng, 20, spaces=1, days=1)
+    monkeypatch.setattr(store, "list", CutListings(store, 3))
+    walk, _ = walked(store)
+    assert isinstance(walk.failure, TransportError)
+
+
+def test_pauses_of_a_walk_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TimedStore(HostClock())
+    store.fails = lambda number: True
+    walk = PagesWalk(store, NAMES, Kept(), streams=1)
+    waited: list[float] = []
+    monkeypatch.setattr(walk_rules, "FIRST_PAUSE_S", 1.0)
+    wait_for = walk._changed.wait_for
+
+    def wait(is_so: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        if timeout_s is None:
+            return wait_for(is_so)
+        waited.append(timeout_s)
+        return is_so()
+
+    monkeypatch.setattr(walk._changed, "wait_for", wait)
+    walk.start()
+    assert walk.join(BOUND_S)
+    assert waited == [1.0, 2.0, 4.0]
+
+
+def test_walk_that_is_stopped_in_a_pause_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk_rules, "FIRST_PAUSE_S", 3600.0)
+    store, asked = TimedStore(HostClock()), threading.Event()
+
+    def fails(number: int) -> bool:
+        asked.set()
+        return True
+
+    store.fails = fails
+    walk = PagesWalk(store, NAMES, Kept())
+    walk.start()
+    assert asked.wait(BOUND_S)
+    walk.stop()
+    assert walk.join(BOUND_S)
+    assert walk.failure is None
 
 
 def test_walk_that_is_stopped_ends_early(rng: random.Random) -> None:

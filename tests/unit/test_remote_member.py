@@ -13,7 +13,7 @@ import obstore
 import pytest
 
 from kvwarehouse.errors import TransportError
-from kvwarehouse.remote import breaker, epochs, nodes, store_gate, store_member
+from kvwarehouse.remote import breaker, epochs, nodes, store_gate, store_member, walk
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.epochs import Epochs
 from kvwarehouse.remote.names import FleetNames, PagesName
@@ -177,6 +177,12 @@ REFUSED = obstore.exceptions.PermissionDeniedError("403 Forbidden")
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
     monkeypatch.setattr(store_member.core, "PresenceFile", File, raising=False)
     return lambda **changes: Rig(tmp_path, **changes)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk tries again at once."""
+    monkeypatch.setattr(walk, "FIRST_PAUSE_S", 0)
 
 
 def test_host_serves_once_the_fleet_is_listed_and_the_others_have_seen_it(

@@ -74,6 +74,10 @@ class TimedStore(ObjectStore):
             modified_s = self._times.get(item.name, item.modified_s)
             yield StoredObject(item.name, item.size_bytes * self.scale, float(int(modified_s)))
 
+    @property
+    def lists_in_order(self) -> bool:
+        return self._inner.lists_in_order
+
     def parts(self, prefix: str) -> Sequence[str]:
         return self._called(lambda: self._inner.parts(prefix))
 
