@@ -3,15 +3,16 @@ judged and stored natively. Each run ends with one of core.GET_ENDS, and the num
 that are stored here now.
 
 Thread-safe: a get thread holds one object, from the get to the end of the fill; all of them hold
-BODIES_BYTES at most. What comes too late for who waited is stored all the same, for the next one.
+BODIES_BYTES at most. What comes too late for who waited is stored all the same, for the next one;
+but not where it may have been cleared meanwhile, and this host has not heard of it.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvwarehouse.errors import TransportError
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 BODIES_BYTES: Final = 128 << 20
 """Of objects in memory. One that is larger is alone."""
+
+AFTER_FRESH_S: Final = 5.0
+"""What was under way is stored until then, once it is not known any more what was cleared
+(epochs.FRESH_S)."""
 
 _FILL_S: Final = 0.5
 """What storing an object has at least, though nobody may wait for it any more."""
@@ -49,22 +54,26 @@ class Taken(NamedTuple):
     turn: RunTurn
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where objects come from, and who hears of those that do not. `remove`: takes an object, by
+    its last page's key, epoch and day, out of what the store has as far as this host knows.
+    `fresh_until_s`: until when it is known what was cleared (epochs.Epochs)."""
+
+    store: ObjectStore
+    names: FleetNames
+    remove: Callable[[bytes, int, int], object]
+    fresh_until_s: Callable[[], float]
+
+
 class Gets:
-    """`remove`: takes an object, by its last page's key, epoch and day, out of what the store has
-    as far as this host knows. `gate`: whether the store lets this host read. `clock`: monotonic
-    seconds."""
+    """`gate`: whether the store lets this host read. `clock`: seconds of the clock by which the
+    source is fresh, which goes on while the host sleeps."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        names: FleetNames,
-        remove: Callable[[bytes, int, int], object],
-        fill: Fill,
-        gate: StoreGate,
-        clock: Callable[[], float] = time.monotonic,
+        self, source: Source, fill: Fill, gate: StoreGate, clock: Callable[[], float]
     ) -> None:
-        self._store, self._names, self._remove = store, names, remove
-        self._fill, self._gate, self._clock = fill, gate, clock
+        self._from, self._fill, self._gate, self._clock = source, fill, gate, clock
         self._under_way = UnderWay(BODIES_BYTES)
         self._rates = ReadRates(clock)
         self._taking = threading.Lock()
@@ -132,11 +141,11 @@ class Gets:
         return self._filled(taken, body, due_s)
 
     def _read(self, run: RunToGet) -> memoryview | None:
-        name = self._names.pages(PagesName(run.namespace_id, run.epoch, run.day, run.key))
+        name = self._from.names.pages(PagesName(run.namespace_id, run.epoch, run.day, run.key))
         took = self._rates.begin()
         size_bytes = 0
         try:
-            body = self._store.get(name, run.begin, run.end, took.first_byte)
+            body = self._from.store.get(name, run.begin, run.end, took.first_byte)
             size_bytes = len(body) if body is not None else 0
             return body
         finally:
@@ -146,15 +155,18 @@ class Gets:
 
     def _filled(self, taken: Taken, body: memoryview, due_s: float) -> GetEnded:
         run, turn = taken
-        filled = self._fill(run, body, self._fill_s(due_s))
-        while filled.fault == "parent_missing":
+        waited = True
+        while (within_s := self._fill_s(due_s)) > 0:
+            filled = self._fill(run, body, within_s)
+            if filled.fault != "parent_missing" or not waited:
+                return self._judged(run, filled)
             # Objects of one prompt come in any order. What was under way a moment ago may be
             # stored by now, so it is tried once more in any case.
             left_s = max(due_s - self._clock(), 0)
             waited = self._under_way.wait_for_end(filled.parent, turn, left_s)
-            filled = self._fill(run, body, self._fill_s(due_s))
-            if not waited:
-                break
+        return GetEnded("late")
+
+    def _judged(self, run: RunToGet, filled: FilledRun) -> GetEnded:
         if filled.end == "damaged":
             if filled.fault not in _CLAIMED:
                 self._forget(run)
@@ -163,8 +175,11 @@ class Gets:
         return GetEnded(filled.end, filled.pages)
 
     def _fill_s(self, due_s: float) -> float:
-        return max(due_s - self._clock(), _FILL_S)
+        """0 or less: too late for anybody. A clear that this host has not heard of takes nothing
+        away here, so what it took from the store would be served from DRAM."""
+        now_s = self._clock()
+        return min(max(due_s - now_s, _FILL_S), self._from.fresh_until_s() + AFTER_FRESH_S - now_s)
 
     def _forget(self, run: RunToGet) -> None:
         """The object is not taken away: another host may have a better line. Its day goes."""
-        self._remove(run.key, run.epoch, run.day)
+        self._from.remove(run.key, run.epoch, run.day)

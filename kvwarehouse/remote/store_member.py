@@ -19,7 +19,7 @@ from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.remote import store_state
 from kvwarehouse.remote.epochs import Epochs
 from kvwarehouse.remote.fleet_store import FleetStore
-from kvwarehouse.remote.gets import Fill, GetEnded, Gets, Taken
+from kvwarehouse.remote.gets import Fill, GetEnded, Gets, Source, Taken
 from kvwarehouse.remote.late_presence import LatePresence
 from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
@@ -264,9 +264,10 @@ class StoreMember:
             lambda: bool(fleet.facts().put_if_absent),
         )
         rate = RateLimit(settings.write_bytes_per_s or None)
-        gets = Gets(
-            store, self._names, self._presence.remove, self._fill, self._get_gate, self._clock
+        source = Source(
+            store, self._names, self._presence.remove, lambda: self.epochs.fresh_until_s
         )
+        gets = Gets(source, self._fill, self._get_gate, self._clock)
         return _Opened(store, fleet, Puts(to, self._pack, self._gate, rate), gets)
 
     def _new_presence(self, today: int) -> PresenceFile:

@@ -12,8 +12,8 @@ import pytest
 
 from kvwarehouse import core
 from kvwarehouse.errors import TransportError
-from kvwarehouse.remote import gets, store_gate
-from kvwarehouse.remote.gets import GetEnded, Gets, Taken
+from kvwarehouse.remote import epochs, gets, store_gate
+from kvwarehouse.remote.gets import GetEnded, Gets, Source, Taken
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import StoreSettings, open_store
 from kvwarehouse.remote.store_gate import StoreGate
@@ -72,7 +72,9 @@ class Rig:
         self.kept = open_store(StoreSettings("memory:///"))
         self.gate = StoreGate(self.clock)
         self.fill: Callable[[Run], Filled] = lambda run: Filled()
-        self.gets = Gets(self.kept, NAMES, self.presence.remove, self._fill, self.gate, self.clock)
+        self.fresh_until_s = float("inf")
+        source = Source(self.kept, NAMES, self.presence.remove, lambda: self.fresh_until_s)
+        self.gets = Gets(source, self._fill, self.gate, self.clock)
 
     def _fill(self, run: Any, body: Any, within_s: float) -> Any:
         self.bodies.append(bytes(body))
@@ -184,6 +186,43 @@ def test_object_that_comes_late_is_stored_all_the_same(monkeypatch: pytest.Monke
     assert rig.within_s[0] > 0
     assert rig.get(within_s=30.0) == ("filled", 4)
     assert rig.within_s[1] == 10
+
+
+@pytest.mark.parametrize(
+    ("took_s", "end", "bodies"),
+    [(14, ("filled", 4), 1), (15, ("late", 0), 0), (50, ("late", 0), 0)],
+)
+def test_object_that_comes_once_clears_are_not_known_is_not_stored(
+    took_s: float, end: tuple[str, int], bodies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: a host could get and not list. Its gets ended much later than it knew what was
+    cleared, and what was cleared by then was served from its DRAM."""
+    rig = Rig()
+    rig.fresh_until_s = rig.clock.now_s + epochs.FRESH_S
+
+    def get(*unused: Any) -> memoryview:
+        rig.clock.now_s += took_s
+        return memoryview(DATA)
+
+    monkeypatch.setattr(rig.kept, "get", get)
+    assert rig.get() == end
+    assert len(rig.bodies) == bodies
+    assert all(within_s <= gets.AFTER_FRESH_S for within_s in rig.within_s)
+    assert rig.presence.removed == []
+
+
+def test_object_whose_first_one_comes_once_clears_are_not_known_is_not_stored() -> None:
+    rig = Rig()
+    rig.fresh_until_s = rig.clock.now_s
+    rig.store()
+
+    def fill(run: Run) -> Filled:
+        rig.clock.now_s += gets.AFTER_FRESH_S
+        return Filled("no_room", 0, "parent_missing", b"1" * 16)
+
+    rig.fill = fill
+    assert rig.get() == ("late", 0)
+    assert len(rig.bodies) == 1
 
 
 def test_first_of_two_runs_that_comes_second_is_waited_for() -> None:

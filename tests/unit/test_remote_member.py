@@ -16,6 +16,7 @@ from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import breaker, epochs, nodes, store_gate, store_member, walk
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.epochs import Epochs
+from kvwarehouse.remote.gets import GetEnded
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.report import (
     EpochsFound,
@@ -136,7 +137,7 @@ class Rig:
         run: Any = Run(number.to_bytes(16, "little"))
         return self.member.put(run)
 
-    def get(self, number: int = 0) -> tuple[str, int]:
+    def get(self, number: int = 0) -> GetEnded:
         today = self.opened.fleet.today
         assert today is not None
         run: Any = RunToGet(number.to_bytes(16, "little"), today)
@@ -364,6 +365,25 @@ def test_clears_that_are_not_known_are_not_read_past(
     made.serve()
     monkeypatch.setattr(Epochs, "fresh_until_s", 0.0)
     assert not made.is_counted_on
+
+
+@pytest.mark.parametrize(("took_s", "filled"), [(9, 1), (50, 0)])
+def test_object_that_comes_after_the_clears_are_not_known_any_more_is_not_stored(
+    took_s: float, filled: int, rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig()
+    made.serve()
+    made.put(1)
+    assert made.is_counted_on
+    get = made.opened.store.get
+
+    def slow(*how: Any) -> Any:
+        made.clock.now_s += took_s
+        return get(*how)
+
+    monkeypatch.setattr(made.opened.store, "get", slow)
+    assert made.get(1).end == ("filled" if filled else "late")
+    assert len(made.filled) == filled
 
 
 def test_clears_that_cannot_be_known_are_said_while_the_store_serves(
