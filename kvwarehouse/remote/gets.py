@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvwarehouse.errors import TransportError
+from kvwarehouse.remote.damaged_objects import DamagedObjects
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore
 from kvwarehouse.remote.read_rates import ReadFigures, ReadRates
@@ -63,6 +64,7 @@ class Source:
     store: ObjectStore
     names: FleetNames
     remove: Callable[[bytes, int, int], object]
+    damaged: DamagedObjects
     fresh_until_s: Callable[[], float]
 
 
@@ -169,6 +171,7 @@ class Gets:
     def _judged(self, run: RunToGet, filled: FilledRun) -> GetEnded:
         if filled.end == "damaged":
             if filled.fault not in _CLAIMED:
+                self._from.damaged.add(run.key, run.epoch)
                 self._forget(run)
             with self._lock:
                 self._damaged[filled.fault] += 1
@@ -181,5 +184,6 @@ class Gets:
         return min(max(due_s - now_s, _FILL_S), self._from.fresh_until_s() + AFTER_FRESH_S - now_s)
 
     def _forget(self, run: RunToGet) -> None:
-        """The object is not taken away: another host may have a better line. Its day goes."""
+        """The object is not taken away: another host may have a better line. A damaged one is
+        put anew by whoever has the pages again, or goes with its day."""
         self._from.remove(run.key, run.epoch, run.day)

@@ -1,5 +1,6 @@
 """What becomes of a run that the daemon would have in the store: a copy of yesterday's object under
-today's name, or its pages, packed and put. Each run ends with one of PUT_RESULTS.
+today's name, or its pages, packed and put. An object that was found damaged here is neither copied
+nor left as it is: its pages are put over it. Each run ends with one of PUT_RESULTS.
 
 Thread-safe: a put thread holds one object, from packing to the end of its put. A put that fails
 leaves nothing behind and is not remembered: the run comes again when it is used again.
@@ -17,6 +18,7 @@ import numpy as np
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.rate_limit import RateLimit
+from kvwarehouse.remote.damaged_objects import DamagedObjects
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore
 from kvwarehouse.remote.store_gate import StoreGate
@@ -67,6 +69,7 @@ class Destination:
     names: FleetNames
     fleet: Fleet
     presence: Presence
+    damaged: DamagedObjects
     heeds_absent: Callable[[], bool]
 
 
@@ -106,14 +109,15 @@ class Puts:
         if day is None:
             return "failed"  # it has no name yet
         name = PagesName(run.namespace_id, run.epoch, day, run.key)
-        if to.presence.day_of(run.key, run.epoch) == name.day:
+        heals = to.damaged.has(run.key, run.epoch)
+        if not heals and to.presence.day_of(run.key, run.epoch) == name.day:
             return "already"
         if not self._gate.admit():
             return self._gate_result()
         if not to.fleet.admit(run.bytes):
             return "no_room"
         try:
-            if self._copied(run, name):
+            if not heals and self._copied(run, name):
                 return "refreshed"
         except TransportError as error:
             return self._failed(error)
@@ -122,7 +126,7 @@ class Puts:
             to.fleet.give_back(run.bytes)
             return packed
         try:
-            return self._put(name, packed, run)
+            return self._put(name, packed, run, if_absent=not heals and to.heeds_absent())
         except TransportError as error:
             self._copies_failed = 0  # it is the store, and not that it cannot copy
             return self._failed(error)
@@ -167,24 +171,25 @@ class Puts:
             return packed.reason if packed.reason in PUT_RESULTS else "failed"
         return packed
 
-    def _put(self, name: PagesName, data: Any, run: RunToPut) -> str:
-        if not self._put_twice(self._to.names.pages(name), data):
+    def _put(self, name: PagesName, data: Any, run: RunToPut, *, if_absent: bool) -> str:
+        if not self._put_twice(self._to.names.pages(name), data, if_absent=if_absent):
             self._gate.succeeded()
             epochs, days = np.array([name.epoch], np.uint64), np.array([name.day], np.uint32)
             self._to.presence.put(name.key, epochs, days)
             self._to.fleet.give_back(run.bytes)
             return "already"  # another host has put it, and counts it
         self._stored(name, run)
+        self._to.damaged.healed(run.key, run.epoch)
         with self._lock:
             self._put_bytes += run.bytes
         return "stored"
 
-    def _put_twice(self, path: str, data: Any) -> bool:
+    def _put_twice(self, path: str, data: Any, *, if_absent: bool) -> bool:
         """False: it was there. The second try overwrites: nobody knows whether the first has left
         something."""
         store = self._to.store
         try:
-            return store.put(path, data, if_absent=self._to.heeds_absent())
+            return store.put(path, data, if_absent=if_absent)
         except TransportError as error:
             if error.code != "remote_failed":
                 raise

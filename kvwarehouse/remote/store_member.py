@@ -17,6 +17,7 @@ from kvwarehouse import core
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.remote import store_state
+from kvwarehouse.remote.damaged_objects import DamagedObjects
 from kvwarehouse.remote.epochs import Epochs
 from kvwarehouse.remote.fleet_store import FleetStore
 from kvwarehouse.remote.gets import Fill, GetEnded, Gets, Source, Taken
@@ -256,16 +257,18 @@ class StoreMember:
         settings = self._settings
         store = open_store(StoreSettings.of(settings.url, settings))
         fleet = FleetStore(store, self._names, self._presence, settings, settings.node, self._clock)
+        damaged = DamagedObjects()
         to = Destination(
             store,
             self._names,
             fleet,
             self._presence,
+            damaged,
             lambda: bool(fleet.facts().put_if_absent),
         )
         rate = RateLimit(settings.write_bytes_per_s or None)
         source = Source(
-            store, self._names, self._presence.remove, lambda: self.epochs.fresh_until_s
+            store, self._names, self._presence.remove, damaged, lambda: self.epochs.fresh_until_s
         )
         gets = Gets(source, self._fill, self._get_gate, self._clock)
         return _Opened(store, fleet, Puts(to, self._pack, self._gate, rate), gets)

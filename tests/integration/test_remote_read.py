@@ -119,6 +119,26 @@ def test_flipped_byte_in_the_store_is_a_miss_from_its_page_on(host: Hosts, at: i
     eventually(lambda: "remote" not in one.found(1), "it is not looked for any more")
 
 
+def test_damaged_object_is_put_anew_once_its_pages_are_computed(host: Hosts) -> None:
+    """Incident: the store was asked to put where there is none, so the damaged one stayed, and the
+    next lookup promised it again."""
+    one = host()
+    one.put(1)
+    ((_, path),) = one.paths().items()
+    path.write_bytes(bytes(path.stat().st_size))
+    one.empty()
+    one.until_remote(1)
+    assert one.load(1) == 0
+    eventually(lambda: one.found(1) == {}, "it is not looked for any more")
+    one.put(1)
+    assert any(path.read_bytes())
+    one.empty()
+    one.until_remote(1)
+    # How the first get ended is told for a second (kEndedNs).
+    eventually(lambda: one.load(1) == RUN_PAGES, "it is good")
+    one.until(lambda status: status["gets"] == {"damaged": 1, "filled": 1}, "one was read anew")
+
+
 def test_object_of_another_prompt_under_a_name_is_a_miss(host: Hosts) -> None:
     one = host()
     one.put(1, 2)

@@ -27,7 +27,10 @@ NATIVE = "\n".join(
     for path in (ROOT / "native").glob("*/*")
     if path.suffix in (".h", ".cc") and path.parent.name not in ("tests", "fuzz", "bench")
 )
-_PACKAGES = {"limits": "wire", **dict.fromkeys(("gets", "epochs", "delta_reader"), "remote")}
+_PACKAGES = {
+    "limits": "wire",
+    **dict.fromkeys(("gets", "epochs", "delta_reader", "damaged_objects"), "remote"),
+}
 VALUE = re.compile(r"([\d,.]+)(?: (KiB|MiB|GiB|s))? \(`([-\w.]+)`\)")
 
 

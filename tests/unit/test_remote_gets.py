@@ -13,6 +13,7 @@ import pytest
 from kvwarehouse import core
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import epochs, gets, store_gate
+from kvwarehouse.remote.damaged_objects import DamagedObjects
 from kvwarehouse.remote.gets import GetEnded, Gets, Source, Taken
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import StoreSettings, open_store
@@ -73,7 +74,10 @@ class Rig:
         self.gate = StoreGate(self.clock)
         self.fill: Callable[[Run], Filled] = lambda run: Filled()
         self.fresh_until_s = float("inf")
-        source = Source(self.kept, NAMES, self.presence.remove, lambda: self.fresh_until_s)
+        self.damaged = DamagedObjects()
+        source = Source(
+            self.kept, NAMES, self.presence.remove, self.damaged, lambda: self.fresh_until_s
+        )
         self.gets = Gets(source, self._fill, self.gate, self.clock)
 
     def _fill(self, run: Any, body: Any, within_s: float) -> Any:
@@ -134,7 +138,18 @@ def test_object_that_is_damaged_leaves_the_filter_and_not_the_store() -> None:
     assert rig.get() == ("damaged", 2)
     assert rig.presence.removed == [(b"k" * 16, EPOCH, DAY)]
     assert rig.gets.damaged == {"digest": 1}
+    assert rig.damaged.has(b"k" * 16, EPOCH)
     assert rig.kept.get(NAMES.pages(PagesName(SPACE, EPOCH, DAY, b"k" * 16)), 0, 1) is not None
+
+
+@pytest.mark.parametrize("fault", ["place", "shape"])
+def test_object_that_is_not_what_a_client_said_is_not_taken_for_damaged(fault: str) -> None:
+    rig = Rig()
+    rig.store()
+    rig.fill = lambda run: Filled("damaged", 0, fault)
+    assert rig.get() == ("damaged", 0)
+    assert not rig.damaged.has(b"k" * 16, EPOCH)
+    assert rig.presence.removed == []
 
 
 @pytest.mark.parametrize("end", ["late", "no_room", "cleared"])

@@ -4,7 +4,7 @@ what packs, and of the fleet."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import pytest
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.rate_limit import RateLimit
-from kvwarehouse.remote import store_gate
+from kvwarehouse.remote import damaged_objects, store_gate
+from kvwarehouse.remote.damaged_objects import DamagedObjects
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
 from kvwarehouse.remote.puts import PUT_RESULTS, Destination, Puts
@@ -123,7 +124,10 @@ class Rig:
         self.reason = ""
         self.slept: list[float] = []
         store: Any = self.store
-        to = Destination(store, NAMES, self.fleet, self.presence, lambda: heeds_absent)
+        self.damaged = DamagedObjects()
+        to = Destination(
+            store, NAMES, self.fleet, self.presence, self.damaged, lambda: heeds_absent
+        )
         rate = RateLimit(10, self.clock, self.slept.append)
         pack: Callable[[Any], Any] = self.pack
         self.puts = Puts(to, pack, self.gate, rate)
@@ -270,6 +274,55 @@ def test_copies_that_fail_with_the_whole_store_are_tried_again() -> None:
         assert rig.put(day=OLD.day) == "failed"
     rig.kept.put(NAMES.pages(OLD), DATA)
     assert rig.put(day=OLD.day) == "refreshed"
+
+
+def test_object_that_was_found_damaged_is_put_over_once() -> None:
+    """Incident: the put asked for none to be there. The damaged one was, so it stayed, and was
+    promised again."""
+    rig = Rig()
+    rig.kept.put(NAMES.pages(NAME), b"flipped")
+    rig.presence.days = {KEY: TODAY}  # a listing says so
+    rig.damaged.add(KEY, 0)
+    assert rig.put() == "stored"
+    assert rig.object(NAME) == DATA
+    assert rig.store.asked == [("put", False)]
+    assert rig.put() == "already"
+
+
+def test_object_that_was_found_damaged_is_not_copied_to_todays_name() -> None:
+    """Incident: it was, day after day, for as long as anybody used it."""
+    rig = Rig()
+    for name in (OLD, NAME):  # another host has copied it
+        rig.kept.put(NAMES.pages(name), b"flipped")
+    rig.damaged.add(KEY, 0)
+    assert rig.put(day=OLD.day) == "stored"
+    assert rig.object(NAME) == DATA
+    assert rig.store.asked == [("put", False)]
+    assert rig.fleet.earlier_days == [OLD.day]
+    rig.fleet.today = TODAY + 1
+    assert rig.put(day=TODAY) == "refreshed"
+    assert rig.object(replace(NAME, day=TODAY + 1)) == DATA
+
+
+def test_object_that_was_found_damaged_stays_so_until_it_is_put() -> None:
+    rig = Rig()
+    rig.damaged.add(KEY, 0)
+    rig.store.puts = ["remote_refused"]
+    assert rig.put() == "failed"
+    assert rig.damaged.has(KEY, 0)
+    assert not rig.damaged.has(KEY, 1)
+
+
+def test_objects_that_were_found_damaged_are_bounded_and_the_oldest_go_first() -> None:
+    damaged = DamagedObjects()
+    keys = [number.to_bytes(16, "little") for number in range(damaged_objects.KEPT_MAX)]
+    for key in keys:
+        damaged.add(key, 0)
+    damaged.add(keys[0], 0)  # again: it is the latest
+    damaged.add(KEY, 0)
+    assert [damaged.has(key, 0) for key in (keys[0], keys[1], keys[2], KEY)] == [
+        True, False, True, True,
+    ]  # fmt: skip
 
 
 def test_bytes_a_second_are_bounded_before_anything_is_packed() -> None:
