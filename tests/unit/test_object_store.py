@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import http.server
+import os
 import subprocess
 import sys
 import threading
@@ -172,6 +173,31 @@ def test_copy_of_an_object_that_is_not_there_is_a_miss_and_no_failure(store: Obj
         assert not store.copy("v1/none", "v1/to")
     assert not store.failing()
     assert list(store.list("v1/")) == []
+
+
+def test_copy_in_a_folder_is_as_new_as_what_is_put_and_leaves_nothing_else(tmp_path: Path) -> None:
+    """Incident: two hosts that copied the same object at a time left a second link of it, which is
+    in no listing and was deleted by nobody."""
+    store = open_store(StoreSettings(f"file://{tmp_path}"))
+    store.put("v1/1/a", b"bytes")
+    os.utime(tmp_path / "v1/1/a", (1e9, 1e9))
+    for _ in range(2):
+        assert store.copy("v1/1/a", "v1/2/a")
+    store.put("v1/2/b", b"1")
+    times = {path.name: path.stat().st_mtime for path in (tmp_path / "v1/2").iterdir()}
+    assert set(times) == {"a", "b"}
+    assert abs(times["a"] - times["b"]) < 60
+    assert not store.copy("v1/none", "v1/3/a")
+    assert not (tmp_path / "v1/3").exists()
+
+
+def test_copy_in_a_folder_replaces_what_is_there(tmp_path: Path) -> None:
+    store = open_store(StoreSettings(f"file://{tmp_path}"))
+    store.put("v1/1/a", b"first")
+    store.put("v1/2/a", b"second")
+    assert store.copy("v1/1/a", "v1/2/a")
+    store.put("v1/1/a", b"third")
+    assert store.get("v1/2/a", 0, 10) == b"first"
 
 
 def test_listing_has_all_below_a_prefix_and_behind_a_name(store: ObjectStore) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvwarehouse.remote.lifecycle import lifecycle_rule
-from kvwarehouse.remote.names import FleetNames
+from kvwarehouse.remote.lifecycle import LEAST_PAGES_BYTES, lifecycle_rule
+from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse.remote.object_store import StoreSettings, open_store
 
 NAMES = FleetNames(bytes(range(16)))
 ROOT = "v1/000102030405060708090a0b0c0d0e0f/"
@@ -53,3 +57,23 @@ def test_folder_has_a_command_and_no_rule() -> None:
     words = shlex.split(made.command)
     assert words[:2] == ["find", f"/mnt/my kv/{ROOT.rstrip('/')}"]
     assert words[-3:] == ["-mtime", "+8", "-delete"]
+
+
+def test_command_of_a_folder_spares_what_was_copied_to_a_new_day(tmp_path: Path) -> None:
+    """Incident: a copy was a link as old as the object was at first, so the job deleted what was
+    used every day."""
+    url = f"file://{tmp_path}"
+    store = open_store(StoreSettings(url))
+    hot, old = bytes([1] * 16), bytes([2] * 16)
+
+    def name(key: bytes, day: int) -> str:
+        return NAMES.pages(PagesName(bytes(16), 0, day, key))
+
+    for key in (hot, old):
+        store.put(name(key, 20_000), bytes(LEAST_PAGES_BYTES))
+        os.utime(tmp_path / name(key, 20_000), (1e9, 1e9))
+    store.copy(name(hot, 20_000), name(hot, 20_009))
+    subprocess.run(shlex.split(lifecycle_rule(url, NAMES, 7).command), check=True)
+    left = {item.name for item in store.list(NAMES.root)}
+    assert name(hot, 20_009) in left
+    assert name(old, 20_000) not in left
