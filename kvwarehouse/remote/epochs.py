@@ -9,7 +9,9 @@ whoever is done later writes above it. So it is
     list       what is there already was cleared before, and the daemon may not know of it yet
     write      a marker above all of it
     list       a marker that is higher by now may be of a clear that does not know of this one:
-               write again, above it. One that came in between, below, is told to the daemon
+               write again, above it. One that came in between, below, is told to the daemon.
+               While ours is not listed, list again: a store may list late, and each marker more
+               clears all hosts once more
 
 An epoch of another host is taken from a listing alone: where its marker is not there any more
 (a rule of the store's by age, an emptied bucket) it is written again by whoever knows it.
@@ -24,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from kvwarehouse.errors import TransportError
@@ -44,7 +45,10 @@ from kvwarehouse.remote.report import (
 
 LIST_EVERY_S: Final = 5.0
 RETRY_S: Final = 1.0
-"""After a listing that failed."""
+"""After a listing that failed. A clear that stays owed is tried again after as long, doubling to
+LIST_EVERY_S."""
+LOST_AFTER_S: Final = 120.0
+"""A marker that no listing has for so long, doubling, is put again, under its name."""
 FRESH_S: Final = 10.0
 """A core serves nothing that long after the listing, whatever has stopped on its host meanwhile
 (remote/get_link.h). What was under way then has 5 s more: so 15 s after a clear no host serves what
@@ -72,6 +76,26 @@ class Marker:
     name: str
     modified_s: float
     """By the store's clock, seconds since 1970."""
+
+
+@dataclass(slots=True)
+class _OwedClear:
+    """A clear that the daemon has told of, and how far it is. `tell` makes it, and the thread of
+    `round` changes it."""
+
+    clear_epoch: int
+    due_s: float
+    above: int = 0
+    """What was tried: a put whose answer was lost may have left it there."""
+    pause_s: float = RETRY_S
+    """After the next try."""
+    marker: int = 0
+    """The epoch of its own that was put, until a higher one is listed; 0: none."""
+    put_s: float = 0.0
+    lost_after_s: float = LOST_AFTER_S
+
+    def pause(self, now_s: float) -> None:
+        self.due_s, self.pause_s = now_s + self.pause_s, min(2 * self.pause_s, LIST_EVERY_S)
 
 
 Markers = Mapping[bytes, Sequence[Marker]]
@@ -117,7 +141,7 @@ class Epochs:
         self._low_bits = node & ((1 << _BITS_OF_NODE) - 1)
         self._told = threading.Event()
         self._lock = threading.Lock()
-        self._owed: dict[bytes, int] = {}
+        self._owed: dict[bytes, _OwedClear] = {}
         self._known: dict[bytes, int] = {}
         self._said: dict[bytes, int] = {}
         self._serial = self._heard = 0
@@ -152,7 +176,7 @@ class Epochs:
         """What the daemon says."""
         with self._lock:
             if isinstance(told, ClearTold):
-                self._owed[bytes.fromhex(told.namespace)] = told.clear_epoch
+                self._owe(bytes.fromhex(told.namespace), told.clear_epoch)
             elif isinstance(told, EpochsKnown):
                 self._learn((bytes.fromhex(name), epoch) for name, epoch in told.epochs.items())
             else:
@@ -168,15 +192,28 @@ class Epochs:
     def round(self, store: ObjectStore, now_ms: int | None, *, put_if_absent: bool) -> None:
         """Does what is due. `now_ms`: by the store's clock, None before it is known. Raises
         TransportError; what was not done then is due again."""
-        with self._lock:
-            owed = dict(islice(self._owed.items(), _AT_ONCE))
-        if owed:
-            self._write(store, now_ms or 0, owed, put_if_absent=put_if_absent)
-        elif self._clock() >= self._due_s:
+        due = self._take_due()
+        if not due and self._clock() < self._due_s:
+            return
+        begun_s = self._clock()
+        listed = self._list(store)
+        try:
+            has_put = self._put(store, now_ms or 0, due, put_if_absent=put_if_absent)
+        except TransportError:
+            self._settle(listed)
+            self._tell(begun_s)  # others have cleared too, whatever becomes of ours
+            raise
+        if has_put:
             begun_s = self._clock()
             listed = self._list(store)
-            self._tell(begun_s)
-            self._restore(store, listed)
+        self._settle(listed)
+        self._tell(begun_s)
+        self._restore(store, listed)
+
+    def _owe(self, namespace: bytes, clear_epoch: int) -> None:
+        before = self._owed.get(namespace)
+        above = before.above if before else 0
+        self._owed[namespace] = _OwedClear(clear_epoch, self._clock(), above)
 
     # --- the thread of round()
 
@@ -189,47 +226,70 @@ class Epochs:
         self._due_s = begun_s + LIST_EVERY_S
         return found
 
-    def _write(
-        self, store: ObjectStore, now_ms: int, owed: Mapping[bytes, int], *, put_if_absent: bool
-    ) -> None:
-        begun_s = self._clock()
-        self._list(store)
-        try:
-            written = self._put(store, now_ms, owed, put_if_absent=put_if_absent)
-        except TransportError:
-            self._tell(begun_s)  # others have cleared too, whatever becomes of ours
-            raise
-        begun_s = self._clock()
-        after = self._list(store)
-        for namespace, clear_epoch in owed.items():
-            seen = _epochs_of(after, namespace)
-            done = max(seen, default=0) == (epoch := written.get(namespace, -1))
-            if done:
-                below = max((each for each in seen if each < epoch), default=0)
-                self._say(ClearWritten(namespace.hex(), epoch, clear_epoch, below))
-            self._strike(namespace, clear_epoch, done=done)
-        self._tell(begun_s)
-        self._restore(store, after)
+    def _take_due(self) -> Mapping[bytes, _OwedClear]:
+        """What is to be tried now; each has its next try, should this one come to nothing."""
+        now_s = self._clock()
+        with self._lock:
+            due = {name: owed for name, owed in self._owed.items() if owed.due_s <= now_s}
+        for owed in due.values():
+            owed.pause(now_s)
+        return due
 
     def _put(
-        self, store: ObjectStore, now_ms: int, owed: Mapping[bytes, int], *, put_if_absent: bool
-    ) -> Mapping[bytes, int]:
-        """The epochs of the markers that are there now."""
-        known = self._copy_of_known()
-        written: dict[bytes, int] = {}
-        for namespace in owed:
-            is_full = len(known) + len(written) >= NAMESPACES_MAX - SPARE
-            epoch = self._above(now_ms, _top(known, namespace))
-            # One that is there by now is of a host that has chosen the same number meanwhile. Above
-            # the highest there may be none, which only a stranger can have done: it stays owed. So
-            # does one for which there is no room before all is cleared.
-            if namespace != EVERYTHING and namespace not in known and is_full:
-                continue
-            if epoch < EPOCHS_END and store.put(
-                self._names.epoch(namespace, epoch), b"-", if_absent=put_if_absent
-            ):
-                written[namespace] = epoch
-        return written
+        self,
+        store: ObjectStore,
+        now_ms: int,
+        due: Mapping[bytes, _OwedClear],
+        *,
+        put_if_absent: bool,
+    ) -> bool:
+        """True: markers were put, so a later listing may have them."""
+        known, puts = self._copy_of_known(), 0
+        with self._lock:
+            places = known.keys() | {name for name, owed in self._owed.items() if owed.marker}
+        for namespace, owed in due.items():
+            if puts == _AT_ONCE:
+                owed.due_s = self._clock()
+            elif owed.marker:
+                puts += self._put_lost(store, namespace, owed)
+            else:
+                # There may be no room before all is cleared; and nothing is above the highest
+                # number, which only a stranger can have taken.
+                is_full = namespace not in places and len(places) >= NAMESPACES_MAX - SPARE
+                epoch = self._above(now_ms, max(owed.above, _top(known, namespace)))
+                if epoch >= EPOCHS_END or (is_full and namespace != EVERYTHING):
+                    continue
+                owed.above = epoch
+                # One that is there by now is of a host that has chosen the same number meanwhile.
+                name = self._names.epoch(namespace, epoch)
+                if store.put(name, b"-", if_absent=put_if_absent):
+                    owed.marker, owed.put_s = epoch, self._clock()
+                    places.add(namespace)
+                puts += 1
+        return puts > 0
+
+    def _put_lost(self, store: ObjectStore, namespace: bytes, owed: _OwedClear) -> int:
+        """A marker that no listing has for so long; how many were put."""
+        now_s = self._clock()
+        if now_s < owed.put_s + owed.lost_after_s:
+            return 0
+        owed.put_s, owed.lost_after_s = now_s, 2 * owed.lost_after_s
+        store.put(self._names.epoch(namespace, owed.marker), b"-")
+        return 1
+
+    def _settle(self, listed: Markers) -> None:
+        """What is done is said; what another marker is above is due again."""
+        with self._lock:
+            put = {name: owed for name, owed in self._owed.items() if owed.marker}
+        for namespace, owed in put.items():
+            seen = _epochs_of(listed, namespace)
+            highest = max(seen, default=0)
+            if highest > owed.marker:
+                owed.marker, owed.due_s = 0, self._clock()
+            elif highest == owed.marker:
+                below = max((each for each in seen if each < highest), default=0)
+                self._say(ClearWritten(namespace.hex(), highest, owed.clear_epoch, below))
+                self._strike(namespace, owed)
 
     def _above(self, now_ms: int, top: int) -> int:
         """A number above `top` that no other host chooses at this time, as far as can be."""
@@ -270,13 +330,10 @@ class Epochs:
             self._said.update((bytes.fromhex(name), epoch) for name, epoch in changed.items())
         self._listed_s = begun_s
 
-    def _strike(self, namespace: bytes, clear_epoch: int, *, done: bool) -> None:
-        """What is not done comes last: others are not to wait for it."""
+    def _strike(self, namespace: bytes, done: _OwedClear) -> None:
         with self._lock:
-            if self._owed.get(namespace) == clear_epoch:  # or it was cleared again meanwhile
+            if self._owed.get(namespace) is done:  # or it was cleared again meanwhile
                 del self._owed[namespace]
-                if not done:
-                    self._owed[namespace] = clear_epoch
 
     def _copy_of_known(self) -> dict[bytes, int]:
         with self._lock:

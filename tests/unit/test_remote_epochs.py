@@ -3,6 +3,7 @@ test_clears_of_fleets.py."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -234,12 +235,128 @@ def test_number_that_another_host_takes_meanwhile_is_not_ours(rig: Rig) -> None:
     assert rig.epochs.owed == 1
 
 
-def test_marker_that_the_store_does_not_list_is_not_there(rig: Rig) -> None:
-    put, rig.store.put = rig.store.put, lambda *args, **named: True  # type: ignore[method-assign]
+class LateListing:
+    """A store whose listings have no object that is younger than `late_s`."""
+
+    def __init__(self, rig: Rig, late_s: float) -> None:
+        self.late_s = late_s
+        self._rig, self._list, self._put = rig, rig.store.list, rig.store.put
+        self._born: dict[str, float] = {}
+        rig.store.list, rig.store.put = self.list, self.put  # type: ignore[method-assign]
+
+    def put(self, name: str, data: Any, *, if_absent: bool = False) -> bool:
+        self._born.setdefault(name, self._rig.clock.now_s)
+        return self._put(name, data, if_absent=if_absent)
+
+    def list(self, prefix: str, after: str = "") -> Any:
+        now_s = self._rig.clock.now_s
+        found = self._list(prefix, after)
+        return (item for item in found if now_s - self._born.get(item.name, 0.0) >= self.late_s)
+
+
+def goes_on(rig: Rig, rng: random.Random, seconds: float) -> list[Any]:
+    """As the worker's thread: what it said. A store that fails is passed over."""
+    before, until_s = len(rig.said), rig.clock.now_s + seconds
+    while rig.clock.now_s < until_s:
+        rig.clock.now_s += rng.uniform(0.2, 1.0)
+        with contextlib.suppress(TransportError):
+            rig.round(NOW_MS + int(1000 * rig.clock.now_s))
+    return rig.said[before:]
+
+
+def all_markers(rig: Rig) -> int:
+    return sum(NAMES.epoch_of(name) is not None for name in rig.store.names())
+
+
+def test_clear_writes_one_marker_and_is_done_once_a_store_lists_it_that_lists_late(
+    rig: Rig, rng: random.Random
+) -> None:
+    """A listing that lacked the marker had the next loop write another, each a clear of all hosts,
+    until there were too many to list."""
+    late = LateListing(rig, 60)
     rig.clear()
-    assert [type(line) for line in rig.round()] == [EpochsFound]
+    said = goes_on(rig, rng, 59)
+    assert [type(line) for line in said] == [EpochsFound]
+    assert (rig.epochs.owed, all_markers(rig)) == (1, 1)
+    late.late_s = 0
+    written, found = goes_on(rig, rng, module.LIST_EVERY_S + 1)
+    assert isinstance(written, ClearWritten)
+    assert found.epochs == {SPACE.hex(): written.epoch}
+    assert (rig.epochs.owed, rig.markers()) == (0, [written.epoch])
+
+
+def test_marker_that_another_is_above_while_the_store_lists_late_is_written_once_more(
+    rig: Rig, rng: random.Random
+) -> None:
+    late = LateListing(rig, 60)
+    rig.clear()
+    goes_on(rig, rng, 5)
+    rig.mark(SPACE, others := EPOCHS_END >> 1)
+    goes_on(rig, rng, 5)
+    late.late_s = 0
+    goes_on(rig, rng, 30)
+    mine, of_other, again = rig.markers()
+    assert mine < of_other == others < again
+    (written,) = [line for line in rig.said if isinstance(line, ClearWritten)]
+    assert (written.epoch, written.below, rig.epochs.owed) == (again, others, 0)
+
+
+def test_marker_that_the_store_has_lost_is_put_again_and_has_no_second(
+    rig: Rig, rng: random.Random
+) -> None:
+    puts: list[str] = []
+
+    def lost(name: str, data: Any, *, if_absent: bool = False) -> bool:
+        puts.append(name)
+        return True
+
+    put, rig.store.put = rig.store.put, lost  # type: ignore[method-assign]
+    rig.clear()
+    goes_on(rig, rng, 15 * module.LOST_AFTER_S - 60)
+    assert len(puts) == 4  # after one, two and four times as long
+    assert len(set(puts)) == 1
     rig.store.put = put  # type: ignore[method-assign]
-    assert [type(line) for line in rig.round()] == [ClearWritten, EpochsFound]
+    said = goes_on(rig, rng, 60 + 10 * module.LIST_EVERY_S)
+    assert [type(line) for line in said] == [ClearWritten, EpochsFound]
+    assert (all_markers(rig), rig.epochs.owed) == (1, 0)
+
+
+@pytest.mark.parametrize("why", ["late", "full", "refused", "taken", "not listed"])
+def test_clears_that_stay_owed_ask_the_store_about_as_often_as_none(
+    rig: Rig, rng: random.Random, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def refused(name: str, data: Any, *, if_absent: bool = False) -> bool:
+        rig.store.calls += 1
+        if why == "taken":
+            return False
+        raise TransportError("the bucket is full", code="remote_full")
+
+    rig.round()
+    if why == "late":
+        LateListing(rig, 3600)
+    elif why == "full":
+        monkeypatch.setattr(module, "NAMESPACES_MAX", module.SPARE)
+    elif why == "not listed":
+        rig.store.fails = lambda number: True
+    else:
+        rig.store.put = refused  # type: ignore[method-assign]
+    for number in range(1, 6):
+        rig.clear(space=bytes([number]) * 16)
+    goes_on(rig, rng, 15)
+    calls = rig.store.calls
+    goes_on(rig, rng, 60)
+    # A listing, a put, a listing; with a put for each of five where these are taken for another's.
+    most = {"late": 1, "full": 1, "refused": 2, "taken": 7, "not listed": 5}[why]
+    assert rig.store.calls - calls <= most * 60 / module.LIST_EVERY_S
+    assert rig.epochs.owed == 5
+
+
+def test_clear_that_is_told_waits_for_none_that_stays_owed(rig: Rig, rng: random.Random) -> None:
+    rig.mark(SPACE, EPOCHS_END - 1)
+    rig.clear()
+    goes_on(rig, rng, 60)
+    rig.clear(space=OTHER)
+    assert isinstance(rig.round()[0], ClearWritten)
 
 
 def test_clear_told_again_is_written_again(rig: Rig) -> None:
@@ -258,11 +375,11 @@ def test_clear_that_nothing_can_be_above_keeps_no_other_waiting(
     monkeypatch.setattr(module, "_AT_ONCE", 1)
     rig.mark(SPACE, EPOCHS_END - 1)
     rig.clear(1)
-    rig.clear(1, OTHER)
-    rig.round()
-    (written, _) = rig.round()
-    assert written.namespace == OTHER.hex()
-    assert rig.epochs.owed == 1
+    for space in (OTHER, b"p" * 16):
+        rig.clear(1, space)
+    for left in (2, 1):  # one at a time, and none waits
+        assert isinstance(rig.round()[0], ClearWritten)
+        assert rig.epochs.owed == left
 
 
 def test_what_the_daemon_knows_is_written_where_the_store_has_it_not(rig: Rig) -> None:
