@@ -237,7 +237,9 @@ class RemoteClears:
             if number != self._number:
                 return
             if isinstance(line, ClearWritten):
-                if len(self._answers) < _TOLD_MAX:
+                # An answer to what is owed no more takes no other's place.
+                is_awaited = self._told.get(bytes.fromhex(line.namespace)) == line.clear_epoch
+                if is_awaited and len(self._answers) < _TOLD_MAX:
                     self._answers.append(line)
             else:
                 self._found(line)
@@ -400,13 +402,10 @@ class RemoteClears:
     def _tell_owed(self) -> None:
         with self._change:
             tell = self._tell
+            owed = self._state.owed.items()
+            self._told = dict(self._told.items() & owed)  # a clear of all has taken over the rest
             room = _TOLD_MAX - len(self._told)
-            untold = {
-                name: clear_epoch
-                for name, clear_epoch in self._state.owed.items()
-                if self._told.get(name) != clear_epoch
-            }
-            told = dict(list(untold.items())[: max(room, 0)])
+            told = dict([each for each in owed if each[0] not in self._told][:room])
             if tell is not None:
                 self._told.update(told)
         for name, clear_epoch in told.items():

@@ -212,6 +212,8 @@ class Epochs:
 
     def _owe(self, namespace: bytes, clear_epoch: int) -> None:
         before = self._owed.get(namespace)
+        if namespace == EVERYTHING:  # one marker for all that is owed
+            self._owed.clear()
         above = before.above if before else 0
         self._owed[namespace] = _OwedClear(clear_epoch, self._clock(), above)
 

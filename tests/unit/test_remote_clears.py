@@ -126,6 +126,43 @@ def test_clear_that_waits_is_not_done_by_a_clear_of_all_that_is_not(rig: Rig) ->
     assert results == ["owed"]
 
 
+def test_clear_of_all_is_told_though_clears_of_many_have_no_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`clear --all`, which always makes room, was not told of while a full fleet took none of those
+    before it."""
+    monkeypatch.setattr(remote_clears, "_TOLD_MAX", 2)
+    warehouse, ledger = rig.host.warehouse, rig.host.ledger
+    rig.answers = False
+    rig.attach()
+    for number in range(1, 5):
+        space = fleet_hosts.space(number)
+        warehouse.open_namespace(space)
+        assert warehouse.clear(ledger.find(space.id), remote_within_s=0).remote == "owed"
+    eventually(lambda: len(rig.told) == 2, "as many are told as may wait")
+    rig.answers = True
+    assert warehouse.clear(None, remote_within_s=DEADLINE_S).remote == "done"
+    assert [type(line) for line in rig.told] == 3 * [ClearTold]
+    assert rig.clears.owed == 0
+
+
+def test_answer_to_what_is_owed_no_more_takes_no_others_place(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_clears, "_TOLD_MAX", 1)
+    rig.attach()
+    rig.answers = False
+    assert rig.clear(0.01) == "owed"
+    assert rig.host.warehouse.clear(None, remote_within_s=0).remote == "owed"
+    all_of_it = rig.host.ledger.epoch
+    eventually(lambda: rig.told[-1] == ClearTold(EVERYTHING.hex(), all_of_it), "it is told")
+    with rig.clears._change:
+        for _ in range(3):
+            rig.clears.heard(1, ClearWritten(SPACE.id.hex(), 50, 1, 0))
+        rig.clears.heard(1, ClearWritten(EVERYTHING.hex(), 51, all_of_it, 0))
+    eventually(lambda: rig.clears.owed == 0, "it is done")
+
+
 def test_worker_is_told_what_is_known_before_what_is_owed(rig: Rig) -> None:
     rig.attach()
     rig.list(**{SPACE.id.hex(): 50})
