@@ -101,7 +101,8 @@ class Capacity:
             self._room = min(self._room + size_bytes, self._grant)
 
     def dropped(self, day: int) -> None:
-        """All of that day is deleted."""
+        """All of that day is deleted. That is room for the next listing's grant, and none for this
+        one's: a grant more in an interval is one that the argument above does not have."""
         with self._lock:
             if self._listed is not None:
                 self._listed.pop(day, None)

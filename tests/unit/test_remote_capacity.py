@@ -119,6 +119,18 @@ def test_day_that_is_deleted_counts_no_more() -> None:
     assert capacity.used_bytes == 300
 
 
+def test_day_that_is_deleted_makes_room_for_the_next_grant_and_not_for_this_one() -> None:
+    clock = HostClock()
+    capacity = Capacity(900, clock)
+    capacity.listed({TODAY - 1: 600, TODAY: 300}, clock.now_s)
+    capacity.grant(1)
+    capacity.dropped(TODAY - 1)
+    capacity.grant(1)
+    assert (capacity.room_bytes, capacity.admit(1)) == (0, False)
+    clock.now_s += INTERVAL_S
+    assert granted(capacity, 300, 1, clock) == 200
+
+
 class Hosts:
     """Nodes that put and list as they like, and the bytes that the store has in truth."""
 
