@@ -13,12 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
 from kvwarehouse.remote import delta
-from kvwarehouse.remote.delta import Delta
 from kvwarehouse.remote.deltas import interval_s
-from kvwarehouse.remote.listing import Sink
+from kvwarehouse.remote.listing import Sink, put_into
 from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.nodes import Nodes
 from kvwarehouse.remote.object_store import ObjectStore
@@ -80,14 +77,4 @@ class DeltaReader:
         data = self._store.get(name, 0, delta.DELTA_BYTES_MAX)
         told = None if data is None else delta.decode(self._names.fleet, data)
         if told is not None:  # else it is gone already, or nobody's of this version
-            self._put(told)
-
-    def _put(self, told: Delta) -> None:
-        last_day = self._store_clock.today() + 1  # a host that is ahead by its clock's error
-        names = [entry.name for entry in told.entries if entry.name.day <= last_day]
-        if names:
-            self._sink.put(
-                b"".join(name.key for name in names),
-                np.fromiter((name.epoch for name in names), np.uint64, len(names)),
-                np.fromiter((name.day for name in names), np.uint32, len(names)),
-            )
+            put_into(self._sink, [entry.name for entry in told.entries])

@@ -12,22 +12,24 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
-
-import numpy as np
+from typing import Final, Protocol
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote.capacity import Capacity
 from kvwarehouse.remote.delta_reader import DeltaReader
 from kvwarehouse.remote.deltas import Deltas
 from kvwarehouse.remote.janitor import Janitor
-from kvwarehouse.remote.listing import Listing, Sink
+from kvwarehouse.remote.listing import Listing, Sink, put_into
 from kvwarehouse.remote.names import FleetNames, PagesName
-from kvwarehouse.remote.nodes import Nodes, StoreClock
+from kvwarehouse.remote.nodes import DAY_MS, Nodes, StoreClock
 from kvwarehouse.remote.object_store import ObjectStore
 from kvwarehouse.remote.replaced import ReplacedObjects
 from kvwarehouse.remote.store_gate import StoreProblem
 from kvwarehouse.remote.totals import StoredTotals
+
+NEXT_DAY_MS: Final = 60_000
+"""So long before midnight the filter's days go on: a put of the new day may be told by a host whose
+clock is ahead, or come here before a round does, and the filter takes none of days to come."""
 
 
 class FleetSettings(Protocol):
@@ -78,7 +80,7 @@ class FleetStore:
         self._store, self._names, self._sink = store, names, sink
         self._clock = StoreClock(clock)
         self._nodes = Nodes(store, names, node, self._clock, clock)
-        self._listing = Listing(store, names, sink, self._clock.today, clock)
+        self._listing = Listing(store, names, sink, clock)
         self._deltas = Deltas(store, names, node, self._nodes, self._clock, clock)
         self._reader = DeltaReader(store, names, sink, node, self._nodes, clock)
         self._capacity = Capacity(settings.capacity_bytes, clock)
@@ -87,7 +89,7 @@ class FleetStore:
         )
         self._replaced = ReplacedObjects(store, clock)
         self._put_if_absent: bool | None = None
-        self._today: int | None = None
+        self._filter_day: int | None = None
         self._lock = threading.Lock()
         self._listed_objects = 0
         self._put_objects = 0  # since the last listing
@@ -143,8 +145,7 @@ class FleetStore:
         if earlier_day is not None and earlier_day < name.day:
             self._replaced.add(self._names.pages(replace(name, day=earlier_day)))
         self._deltas.add(name, size_bytes)
-        epoch, day = np.array([name.epoch], np.uint64), np.array([name.day], np.uint32)
-        self._sink.put(name.key, epoch, day)
+        put_into(self._sink, [name])
         with self._lock:
             self._put_objects += 1
 
@@ -174,10 +175,10 @@ class FleetStore:
         self._listing.close()
 
     def _new_day(self) -> None:
-        today = self._clock.today()
-        if self._today != today:
-            self._today = today
-            self._sink.advance(today)
+        day = (self._clock.now_ms() + NEXT_DAY_MS) // DAY_MS
+        if self._filter_day != day:
+            self._filter_day = day
+            self._sink.advance(day)
 
     def _probe(self) -> None:
         if self._put_if_absent is None:

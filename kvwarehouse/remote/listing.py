@@ -8,12 +8,12 @@ RETRY_MAX_S. Not thread-safe but for `close()`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from kvwarehouse.remote.names import FleetNames
+from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore
 from kvwarehouse.remote.totals import StoredTotals
 from kvwarehouse.remote.walk import Found, PagesWalk
@@ -24,7 +24,8 @@ RETRY_MAX_S: Final = 600.0
 
 
 class Sink(Protocol):
-    """What of a presence file (core.PresenceFile) this package uses. Thread-safe."""
+    """What of a presence file (core.PresenceFile) this package uses: it takes no days but those of
+    its window, which ends at the one that it was advanced to. Thread-safe."""
 
     def advance(self, today: int) -> None: ...
 
@@ -34,25 +35,23 @@ class Sink(Protocol):
 
 
 class Listing:
-    """`today`: by the store's clock; `clock`: monotonic seconds."""
+    """`clock`: monotonic seconds."""
 
     def __init__(
         self,
         store: ObjectStore,
         names: FleetNames,
         sink: Sink,
-        today: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._names, self._sink = store, names, sink
-        self._today, self._clock = today, clock
+        self._clock = clock
         self._walk: PagesWalk | None = None
         self._totals = StoredTotals()
         self._due_s = clock()
         self.began_s = 0.0  # the last one that began
         self._retry_s = RETRY_S
         self._listed_s: float | None = None
-        self._last_day = 0  # that goes into the filter
 
     @property
     def is_due(self) -> bool:
@@ -65,7 +64,6 @@ class Listing:
 
     def begin(self) -> None:
         self.began_s = self._clock()
-        self._last_day = self._today() + 1  # a host that is ahead by its clock's error
         self._totals = StoredTotals()
         self._walk = PagesWalk(self._store, self._names, self._found)
         self._walk.start()
@@ -95,10 +93,12 @@ class Listing:
 
     def _found(self, found: Found) -> None:
         self._totals.add(found)
-        names = [name for name, _ in found if name.day <= self._last_day]
-        if names:
-            self._sink.put(
-                b"".join(name.key for name in names),
-                np.fromiter((name.epoch for name in names), np.uint64, len(names)),
-                np.fromiter((name.day for name in names), np.uint32, len(names)),
-            )
+        put_into(self._sink, [name for name, _ in found])
+
+
+def put_into(sink: Sink, names: Sequence[PagesName]) -> None:
+    sink.put(
+        b"".join(name.key for name in names),
+        np.fromiter((name.epoch for name in names), np.uint64, len(names)),
+        np.fromiter((name.day for name in names), np.uint32, len(names)),
+    )

@@ -113,7 +113,7 @@ def test_node_puts_once_it_has_listed_and_all_have_seen_it(
     assert node.fleet.today is None
     assert not node.fleet.admit(1)
     world.pass_by(115)
-    assert node.fleet.today == int(BEGIN_S) // 86400 == node.sink.today
+    assert node.fleet.today == int(BEGIN_S) // 86400 == node.sink.newest
     assert node.sink.has(there)
     assert not node.fleet.admit(1)
     assert not node.fleet.facts().is_seen
@@ -157,7 +157,29 @@ def test_day_of_the_store_goes_into_the_filter(world: World) -> None:
     world.pass_by(60)
     world.goes(4 * 3600)
     world.pass_by(60)
-    assert node.sink.today == node.fleet.today == int(BEGIN_S) // 86400 + 1
+    assert node.sink.newest == node.fleet.today == int(BEGIN_S) // 86400 + 1
+
+
+def test_what_is_put_about_midnight_is_in_the_filter(world: World) -> None:
+    """It takes no days to come, as it said of what a host ahead had put before this one's midnight,
+    and of this one's own puts before its first round after."""
+    (node,) = world.nodes
+    world.pass_by(60)
+    left_s = 86400 - int(world.now.now_s) % 86400
+    world.goes(left_s - 300)
+    world.pass_by(300 - 20)
+    told, own = (
+        PagesName(bytes([n]) * 16, 0, int(BEGIN_S) // 86400 + 1, b"k" * 16) for n in (1, 2)
+    )
+    entries = [delta_format.DeltaEntry(told, 1)]
+    data = delta_format.encode(FLEET, delta_format.Delta(9, 1024, entries))
+    world.store.put(NAMES.delta(int(world.now() * 1000) + 1, 9), data)
+    world.pass_by(10)
+    assert node.sink.has(told)
+    world.goes(15)
+    assert node.fleet.today == own.day
+    node.fleet.stored(own, 1)
+    assert node.sink.has(own)
 
 
 def test_janitor_takes_old_days_out_of_store_filter_and_count(

@@ -1,6 +1,7 @@
 """PresenceFile as Python sees it; what it does is native/tests/presence_file_test.cc's."""
 
 import os
+import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from kvwarehouse.core import PresenceFile
 from kvwarehouse.errors import StorageError, UsageError
+from testkit.timed_store import KeptPages
 
 FLEET, OTHER = bytes(range(16)), bytes(16)
 TODAY, DAYS, OBJECTS = 20785, 7, 1000
@@ -54,6 +56,23 @@ def test_removed_and_expired_are_not_found(tmp_path: Path) -> None:
     assert file.objects == 1
     file.advance(TODAY + DAYS)
     assert (file.objects, file.newest) == (0, TODAY + DAYS)
+
+
+def test_double_of_the_tests_takes_what_the_file_takes(tmp_path: Path, rng: random.Random) -> None:
+    file, double = presence_file(tmp_path), KeptPages(DAYS, TODAY)
+    some, today = [keys(1, seed) for seed in range(30)], TODAY
+    for _ in range(2000):
+        key, day = rng.choice(some), today + rng.randrange(-DAYS - 1, 3)
+        if rng.random() < 0.02:
+            today += rng.choice([-1, 1, 1, 3])
+            file.advance(today)
+            double.advance(today)
+        elif rng.random() < 0.3:
+            assert file.remove(key, 0, day) == double.remove(key, 0, day)
+        else:
+            ended = {end: count for end, count in put(file, key, day).items() if count}
+            assert ended == double.put(key, [0], [day])
+        assert (file.newest, file.day_of(key, 0)) == (double.newest, double.day_of(key, 0))
 
 
 def test_next_process_finds_it_unless_it_is_another_fleets(tmp_path: Path) -> None:

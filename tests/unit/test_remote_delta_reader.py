@@ -24,7 +24,7 @@ TODAY = 20785
 class Reader:
     def __init__(self) -> None:
         self.clock, self.now = HostClock(), HostClock(NOW_S)
-        self.store, self.sink = TimedStore(self.now), KeptPages()
+        self.store, self.sink = TimedStore(self.now), KeptPages(today=TODAY)
         store_clock = StoreClock(self.clock)
         store_clock.set(NOW_S, self.clock())
         nodes = Nodes(self.store, NAMES, OWN, store_clock, self.clock)
@@ -147,6 +147,6 @@ def test_what_is_no_delta_is_passed_over(data: bytes) -> None:
 
 def test_days_to_come_are_not_believed() -> None:
     rig = Reader()
-    names = [rig.put(number, ago_ms=number, day=TODAY + number) for number in range(3)]
+    names = [rig.put(number, ago_ms=number, day=TODAY + number) for number in range(2)]
     rig.reader.round()
-    assert [rig.has(name) for name in names] == [True, True, False]
+    assert [rig.has(name) for name in names] == [True, False]

@@ -67,12 +67,8 @@ class File(KeptPages):
     """As core.PresenceFile is made."""
 
     def __init__(self, path: str, fleet: bytes, objects: int, days: int, today: int) -> None:
-        super().__init__()
-        self.advance(today)
+        super().__init__(days, today)
         self.made = path, fleet, objects, days
-
-    def day_of(self, key: bytes, epoch: int) -> int | None:
-        return self.days.get((key, epoch))
 
 
 class Rig:
@@ -206,7 +202,7 @@ def test_filter_is_made_for_the_ttl_and_a_day(rig: Callable[..., Rig]) -> None:
     made.serve()
     file: Any = made.member._presence._file
     assert file.made == ("/presence", FLEET, 1000, 4)
-    assert file.today == made.opened.fleet.today
+    assert file.newest == made.opened.fleet.today
 
 
 def test_report_counts_what_was_put(rig: Callable[..., Rig]) -> None:

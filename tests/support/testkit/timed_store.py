@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -113,24 +114,35 @@ class TimedStore(ObjectStore):
 
 
 class KeptPages:
-    """A presence filter that is exact: what the worker's has, without its loss."""
+    """A presence filter that is exact: what the worker's has, without its loss, and as strict about
+    days. `window`: how many it has, the newest among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 8, today: int = 0) -> None:
         self.days: dict[tuple[bytes, int], int] = {}
-        self.today: int | None = None
+        self.window, self.newest = window, today
         self.puts = 0
         self._mutex = threading.Lock()
 
     def advance(self, today: int) -> None:
-        self.today = today
+        with self._mutex:
+            self.newest = max(today, self.newest)
+            self.days = {of: day for of, day in self.days.items() if self._has_day(day)}
 
     def put(self, keys: bytes, epochs: Any, days: Any) -> dict[str, int]:
+        ends: Counter[str] = Counter()
         with self._mutex:
             self.puts += len(epochs)
-            for at, (epoch, day) in enumerate(zip(epochs, days, strict=True)):
-                of = keys[16 * at : 16 * at + 16], int(epoch)
-                self.days[of] = max(int(day), self.days.get(of, 0))
-        return {"added": len(epochs)}
+            for at, (epoch, each) in enumerate(zip(epochs, days, strict=True)):
+                of, day = (keys[16 * at : 16 * at + 16], int(epoch)), int(each)
+                had = self.days.get(of)
+                if not self._has_day(day):
+                    ends["outside"] += 1
+                elif had is not None and had >= day:
+                    ends["already"] += 1
+                else:
+                    ends["added" if had is None else "renewed"] += 1
+                    self.days[of] = day
+        return dict(ends)
 
     def remove(self, key: bytes, epoch: int, day: int) -> bool:
         with self._mutex:
@@ -138,6 +150,12 @@ class KeptPages:
                 return False
             del self.days[key, epoch]
             return True
+
+    def day_of(self, key: bytes, epoch: int) -> int | None:
+        return self.days.get((key, epoch))
+
+    def _has_day(self, day: int) -> bool:
+        return self.newest - self.window < day <= self.newest
 
     def has(self, name: PagesName) -> bool:
         return self.days.get((name.key, name.epoch)) == name.day

@@ -135,12 +135,8 @@ class File(KeptPages):
     made: File | None = None
 
     def __init__(self, path: str, fleet: bytes, objects: int, days: int, today: int) -> None:
-        super().__init__()
-        self.advance(today)
+        super().__init__(days, today)
         File.made = self
-
-    def day_of(self, key: bytes, epoch: int) -> int | None:
-        return self.days.get((key, epoch))
 
 
 def hanging(store: ObjectStore, name: str, data: Any, *, if_absent: bool = False) -> bool:
