@@ -13,6 +13,10 @@ whoever is done later writes above it. So it is
                While ours is not listed, list again: a store may list late, and each marker more
                clears all hosts once more
 
+A listing is believed where it has the sentinel, an object that hosts keep behind all markers: an
+answer that is none, such as a proxy's page of HTML, looks like a listing that is empty, or that
+ends early.
+
 An epoch of another host is taken from a listing alone: where its marker is not there any more
 (a rule of the store's by age, an emptied bucket) it is written again by whoever knows it.
 
@@ -104,9 +108,15 @@ Markers = Mapping[bytes, Sequence[Marker]]
 
 def list_markers(store: ObjectStore, names: FleetNames) -> Markers:
     """Raises TransportError, also where there are over MARKERS_MAX."""
+    return _list(store, names)[0]
+
+
+def _list(store: ObjectStore, names: FleetNames) -> tuple[Markers, bool]:
+    """Also whether the sentinel is there."""
     found: dict[bytes, list[Marker]] = {}
-    count = 0
+    count, is_whole = 0, False
     for item in store.list(names.epochs_prefix):
+        is_whole = is_whole or item.name == names.epochs_sentinel
         of = names.epoch_of(item.name)
         if of is None or of[1] >= EPOCHS_END:
             continue  # none, whoever has written it
@@ -122,7 +132,7 @@ def list_markers(store: ObjectStore, names: FleetNames) -> Markers:
             )
     for markers in found.values():
         markers.sort(key=lambda marker: marker.epoch)
-    return found
+    return found, is_whole
 
 
 class Epochs:
@@ -222,7 +232,17 @@ class Epochs:
     def _list(self, store: ObjectStore) -> Markers:
         begun_s = self._clock()
         self._due_s = begun_s + RETRY_S  # unless it goes through
-        found = list_markers(store, self._names)
+        found, is_whole = _list(store, self._names)
+        if not is_whole:  # a new fleet, a rule of the store's by age; or no listing
+            store.put(self._names.epochs_sentinel, b"-")
+            found, is_whole = _list(store, self._names)
+        if not is_whole:
+            raise TransportError(
+                f"the store does not list {self._names.epochs_sentinel}, which was put there: its "
+                "listings are not believed. See whether something else answers in its place, such "
+                "as a proxy",
+                code="remote_failed",
+            )
         with self._lock:
             self._learn((namespace, markers[-1].epoch) for namespace, markers in found.items())
         self._due_s = begun_s + LIST_EVERY_S

@@ -65,7 +65,8 @@ class Listing:
     def begin(self) -> None:
         self.began_s = self._clock()
         self._totals = StoredTotals()
-        self._walk = PagesWalk(self._store, self._names, self._found)
+        certain = self._names.nodes_prefix  # this node has beaten, or would not know the day
+        self._walk = PagesWalk(self._store, self._names, self._found, certain=certain)
         self._walk.start()
 
     def end(self) -> StoredTotals | None:

@@ -2,7 +2,8 @@
 
     v1/FLEET/NAMESPACE/EPOCH/DAY/HH/KEY     pages; KEY is that of the last one, HH its first byte
     v1/FLEET/epoch/NAMESPACE/EPOCH          a clear: objects of lower epochs are of before it;
-                                            NAMESPACE 0: of all namespaces
+                                            NAMESPACE 0: of all namespaces. The last name that
+                                            there can be is no clear, and in each whole listing
     v1/FLEET/delta/MILLISECONDS-NODE        what a node has put lately
     v1/FLEET/node/NODE                      that a node lives
     v1/FLEET/janitor/TURN                   that a node cleans up, in these ten minutes
@@ -123,6 +124,11 @@ class FleetNames:
         """Namespace and epoch. None: not a clear of this fleet."""
         found = self._match(_EPOCH, path)
         return (bytes.fromhex(found[0]), int(found[1], 16)) if found else None
+
+    @property
+    def epochs_sentinel(self) -> str:
+        """The last name among clears, which is none: hosts know none of so high an epoch."""
+        return self.epoch(b"\xff" * ID_BYTES, EPOCH_MAX)
 
     # --- deltas and nodes
 

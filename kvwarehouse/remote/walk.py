@@ -6,6 +6,10 @@ from its end, so that it stays short: the parts of one day for each thread, and 
 ever. Threads are this walk's own and end with it. A part that fails is tried again behind the last
 object that it had, RETRIES times in a row. Then it ends the walk; what was found until then was
 told.
+
+An answer that is no listing, such as a proxy's page of HTML, looks like one of nothing. So where
+there is something that the fleet's root has for certain, whatever turns out to be empty is believed
+only where the root still lists that.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ Found = Sequence[tuple[PagesName, int]]
 
 
 class PagesWalk:
-    """`found` is called by several threads at a time, once for each object. Thread-safe."""
+    """`found` is called by several threads at a time, once for each object. `certain`: a prefix
+    that is directly below the root; None: none is for certain. Thread-safe."""
 
     def __init__(
         self,
@@ -44,7 +49,9 @@ class PagesWalk:
         names: FleetNames,
         found: Callable[[Found], None],
         streams: int = STREAMS,
+        certain: str | None = None,
     ) -> None:
+        self._certain = certain
         self._store, self._names, self._found = store, names, found
         self._changed = threading.Condition()
         self._waiting = [names.root]
@@ -127,7 +134,12 @@ class PagesWalk:
         if of is None:
             return ()
         if of.day is None:
-            return self._parts(prefix)
+            parts = self._parts(prefix)
+            if prefix == self._names.root:
+                self._believe(parts)
+            elif not parts:
+                self._believe_that_it_is_empty()
+            return parts
         if of.first_byte is None:
             return self._list_day(prefix)
         self._list_part(prefix)
@@ -151,6 +163,18 @@ class PagesWalk:
                     return
         raise error
 
+    def _believe_that_it_is_empty(self) -> None:
+        if self._certain is not None:
+            self._believe(self._parts(self._names.root))
+
+    def _believe(self, parts: Sequence[str]) -> None:
+        if self._certain is not None and self._certain not in parts:
+            raise TransportError(
+                f"the store does not list {self._certain}, which is there: its listings are not "
+                "believed. See whether something else answers in its place, such as a proxy",
+                code="remote_failed",
+            )
+
     def _list_day(self, prefix: str) -> Sequence[str]:
         """All of a small day, or the parts of a large one: what was seen of it is forgotten."""
         some = list(islice(self._pages_below(prefix), SPLIT))
@@ -158,12 +182,17 @@ class PagesWalk:
             return [f"{prefix}{byte:02x}/" for byte in range(256)]
         if some:
             self._found(some)
+        else:
+            self._believe_that_it_is_empty()
         return ()
 
     def _list_part(self, prefix: str) -> None:
-        pages = self._pages_below(prefix)
+        pages, count = self._pages_below(prefix), 0
         while some := list(islice(pages, BATCH)):
             self._found(some)
+            count += len(some)
+        if not count:
+            self._believe_that_it_is_empty()
 
     def _pages_below(self, prefix: str) -> Iterator[tuple[PagesName, int]]:
         """With their bytes; no more once it is stopped. Other names count when all were seen."""

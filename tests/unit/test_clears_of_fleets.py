@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.errors import TransportError
+from kvwarehouse.remote.epochs import list_markers
 from testkit import fleet_hosts
 from testkit.fleet_hosts import NAMES, Ended, Fleet, Host
 
@@ -46,8 +47,7 @@ def epoch_of(host: Host, name: bytes) -> int | None:
 
 
 def markers(fleet: Fleet) -> list[int]:
-    found = [of for path in fleet.store.names() if (of := NAMES.epoch_of(path))]
-    return sorted(epoch for _, epoch in found)
+    return sorted(each.epoch for of in list_markers(fleet.store, NAMES).values() for each in of)
 
 
 def test_namespace_that_nobody_has_cleared_is_served_at_epoch_0(fleet: Fleet) -> None:

@@ -37,6 +37,7 @@ class Rig:
     def __init__(self, url: str = "memory:///") -> None:
         self.clock = HostClock()
         self.store = TimedStore(HostClock(NOW_MS / 1000), url)
+        self.store.put(NAMES.epochs_sentinel, b"-")  # as of a fleet that is not new
         self.said: list[Any] = []
         self.epochs = Epochs(NAMES, NODE, self.said.append, self.clock)
         self.heeds = True
@@ -104,6 +105,18 @@ def test_epochs_are_fresh_while_they_were_listed_lately_and_heard(rig: Rig) -> N
     rig.hear()
     assert rig.epochs.is_fresh
     assert rig.epochs.listed_ago_s == 0
+
+
+def test_listing_of_a_new_fleet_is_believed_once_it_has_the_sentinel(rig: Rig) -> None:
+    rig.store.delete(rig.store.names())
+    late = LateListing(rig, 3)
+    for _ in range(3):
+        with pytest.raises(TransportError, match="not believed"):
+            rig.after(1)
+        assert (rig.said, rig.epochs.is_fresh) == ([], False)
+    late.late_s = 0
+    assert rig.after(1) == [EpochsFound(1, 0, {})]
+    assert rig.store.names() == [NAMES.epochs_sentinel]
 
 
 def test_listing_is_as_old_as_its_beginning(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +264,7 @@ class LateListing:
     def list(self, prefix: str, after: str = "") -> Any:
         now_s = self._rig.clock.now_s
         found = self._list(prefix, after)
-        return (item for item in found if now_s - self._born.get(item.name, 0.0) >= self.late_s)
+        return (item for item in found if now_s - self._born.get(item.name, -1e9) >= self.late_s)
 
 
 def goes_on(rig: Rig, rng: random.Random, seconds: float) -> list[Any]:
@@ -265,7 +278,7 @@ def goes_on(rig: Rig, rng: random.Random, seconds: float) -> list[Any]:
 
 
 def all_markers(rig: Rig) -> int:
-    return sum(NAMES.epoch_of(name) is not None for name in rig.store.names())
+    return sum(name.startswith(NAMES.epochs_prefix) for name in rig.store.names()) - 1  # sentinel
 
 
 def test_clear_writes_one_marker_and_is_done_once_a_store_lists_it_that_lists_late(

@@ -275,6 +275,7 @@ Made = tuple[Listing, KeptPages, HostClock]
 @pytest.fixture
 def made(store: TimedStore) -> Made:
     clock, sink = HostClock(), KeptPages(today=TODAY)
+    store.put(NAMES.node(1), b"")
     return Listing(store, NAMES, sink, clock), sink, clock
 
 
