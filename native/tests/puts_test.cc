@@ -309,6 +309,15 @@ TEST(run_waits_in_the_queue_until_the_epoch_of_its_namespace_is_known) {
   CHECK(store.handed_out() == std::vector<Key>({store.run(1)}));
 }
 
+TEST(runs_that_wait_for_an_epoch_leave_half_of_the_queue_to_others) {
+  constexpr uint32_t kMore = 5;
+  Store store(RemoteWrite::all, shape_of_runs(1), 64 * kMiB);
+  store.world->stop_remote(kSpace);  // as while a clear is owed to the store
+  for (uint64_t chain = 0; chain < Puts::kQueued / 2 + kMore; ++chain) store.store(chain, 1);
+  CHECK_EQ(store.status().queued, Puts::kQueued / 2);
+  CHECK_EQ(store.dropped(PutDrop::queue_full), kMore);
+}
+
 TEST(run_whose_epoch_was_lost_in_the_queue_waits_for_the_next) {
   Store store(RemoteWrite::all);
   store.store(1);

@@ -57,7 +57,9 @@ void Puts::offer(const EntryView& view, bool anew) {
     known->second = Known::under_way_and_offered;
     return;
   }
-  if (queue_.size() >= kQueued) return drop(PutDrop::queue_full);
+  // A clear may be owed to the store for long: what waits for it leaves others half of the places.
+  const size_t most = space.remote_epoch ? kQueued : kQueued / 2;
+  if (queue_.size() >= most) return drop(PutDrop::queue_full);
   queue_.push_back(view.key);
   known_.emplace(view.key, Known::queued);
   ++offered_;
