@@ -56,7 +56,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class GetSource:
     """Where objects come from, and who hears of those that do not. `remove`: takes an object, by
     its last page's key, epoch and day, out of what the store has as far as this host knows.
     `fresh_until_s`: until when it is known what was cleared (epochs.Epochs)."""
@@ -73,7 +73,7 @@ class Gets:
     source is fresh, which goes on while the host sleeps."""
 
     def __init__(
-        self, source: Source, fill: Fill, gate: StoreGate, clock: Callable[[], float]
+        self, source: GetSource, fill: Fill, gate: StoreGate, clock: Callable[[], float]
     ) -> None:
         self._from, self._fill, self._gate, self._clock = source, fill, gate, clock
         self._under_way = UnderWay(BODIES_BYTES)

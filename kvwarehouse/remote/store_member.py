@@ -20,7 +20,7 @@ from kvwarehouse.remote import store_state
 from kvwarehouse.remote.damaged_objects import DamagedObjects
 from kvwarehouse.remote.epochs import Epochs
 from kvwarehouse.remote.fleet_store import FleetStore
-from kvwarehouse.remote.gets import Fill, GetEnded, Gets, Source, Taken
+from kvwarehouse.remote.gets import Fill, GetEnded, Gets, GetSource, Taken
 from kvwarehouse.remote.late_presence import LatePresence
 from kvwarehouse.remote.names import FleetNames
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
@@ -267,7 +267,7 @@ class StoreMember:
             lambda: bool(fleet.facts().put_if_absent),
         )
         rate = RateLimit(settings.write_bytes_per_s or None)
-        source = Source(
+        source = GetSource(
             store, self._names, self._presence.remove, damaged, lambda: self.epochs.fresh_until_s
         )
         gets = Gets(source, self._fill, self._get_gate, self._clock)

@@ -14,7 +14,7 @@ from kvwarehouse import core
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import epochs, gets, store_gate
 from kvwarehouse.remote.damaged_objects import DamagedObjects
-from kvwarehouse.remote.gets import GetEnded, Gets, Source, Taken
+from kvwarehouse.remote.gets import GetEnded, Gets, GetSource, Taken
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import StoreSettings, open_store
 from kvwarehouse.remote.store_gate import StoreGate
@@ -75,7 +75,7 @@ class Rig:
         self.fill: Callable[[Run], Filled] = lambda run: Filled()
         self.fresh_until_s = float("inf")
         self.damaged = DamagedObjects()
-        source = Source(
+        source = GetSource(
             self.kept, NAMES, self.presence.remove, self.damaged, lambda: self.fresh_until_s
         )
         self.gets = Gets(source, self._fill, self.gate, self.clock)
