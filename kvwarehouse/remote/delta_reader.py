@@ -77,4 +77,4 @@ class DeltaReader:
         data = self._store.get(name, 0, delta.DELTA_BYTES_MAX)
         told = None if data is None else delta.decode(self._names.fleet, data)
         if told is not None:  # else it is gone already, or nobody's of this version
-            put_into(self._sink, [entry.name for entry in told.entries])
+            put_into(self._sink.put, [entry.name for entry in told.entries])

@@ -145,7 +145,7 @@ class FleetStore:
         if earlier_day is not None and earlier_day < name.day:
             self._replaced.add(self._names.pages(replace(name, day=earlier_day)))
         self._deltas.add(name, size_bytes)
-        put_into(self._sink, [name])
+        put_into(self._sink.put, [name])
         with self._lock:
             self._put_objects += 1
 

@@ -94,11 +94,12 @@ class Listing:
 
     def _found(self, found: Found) -> None:
         self._totals.add(found)
-        put_into(self._sink, [name for name, _ in found])
+        put_into(self._sink.put, [name for name, _ in found])
 
 
-def put_into(sink: Sink, names: Sequence[PagesName]) -> None:
-    sink.put(
+def put_into(put: Callable[[bytes, Any, Any], object], names: Sequence[PagesName]) -> None:
+    """`put`: a presence file's."""
+    put(
         b"".join(name.key for name in names),
         np.fromiter((name.epoch for name in names), np.uint64, len(names)),
         np.fromiter((name.day for name in names), np.uint32, len(names)),

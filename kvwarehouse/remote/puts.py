@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import numpy as np
-
 from kvwarehouse.errors import TransportError
 from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.remote.damaged_objects import DamagedObjects
+from kvwarehouse.remote.listing import put_into
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore
 from kvwarehouse.remote.store_gate import StoreGate
@@ -174,8 +173,7 @@ class Puts:
     def _put(self, name: PagesName, data: Any, run: RunToPut, *, if_absent: bool) -> str:
         if not self._put_twice(self._to.names.pages(name), data, if_absent=if_absent):
             self._gate.succeeded()
-            epochs, days = np.array([name.epoch], np.uint64), np.array([name.day], np.uint32)
-            self._to.presence.put(name.key, epochs, days)
+            put_into(self._to.presence.put, [name])
             self._to.fleet.give_back(run.bytes)
             return "already"  # another host has put it, and counts it
         self._stored(name, run)
