@@ -105,6 +105,12 @@ def rng(seed: int) -> random.Random:
     return random.Random(seed)
 
 
+@pytest.fixture
+def listed_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What of a remote store's listing fails is tried again at once."""
+    monkeypatch.setattr("kvwarehouse.remote.walk.FIRST_PAUSE_S", 0)
+
+
 @pytest.fixture(scope="session")
 def built_cuda_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One build for the run: a process chooses its driver once, so two would be two devices, and

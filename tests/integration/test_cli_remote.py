@@ -17,12 +17,13 @@ from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.errors import TransportError
 from kvwarehouse.fleet import FleetSecret
-from kvwarehouse.remote import walk
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
 from testkit.fleet_secrets import secret_file
 from testkit.remote_objects import made_object
 from testkit.served import Served
+
+pytestmark = pytest.mark.usefixtures("listed_without_pauses")
 
 TODAY = int(time.time() // 86400)
 
@@ -79,12 +80,6 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Any:
         return status, json.loads(text) if "--json" in arguments else text
 
     return run
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A walk tries again at once."""
-    monkeypatch.setattr(walk, "FIRST_PAUSE_S", 0)
 
 
 # --- init

@@ -1,10 +1,8 @@
-"""What a daemon has loaded when it serves: nothing that only some daemons or some calls need, which
-would be a fifth of its start."""
+"""What a daemon has loaded when it serves: nothing that only some calls need, which would be a
+fifth of its start."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,19 +11,6 @@ from kvwarehouse_bench.harness.serving import Serving
 from testkit.known_prompt import KnownPrompt
 
 PROMPT = KnownPrompt("m", pages=3, page_bytes=20_000)
-
-
-def test_daemon_without_a_remote_tier_imports_neither_numpy_nor_what_that_tier_needs() -> None:
-    program = (
-        "import sys, kvwarehouse.daemon\n"
-        "needless = ('numpy', 'obstore', 'kvwarehouse.remote.report',"
-        " 'kvwarehouse.remote.object_store')\n"
-        "print('imported:', [name for name in needless if name in sys.modules])"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "imported: []" in ran.stdout
 
 
 def test_daemon_loads_numpy_for_the_first_call_that_needs_it(

@@ -220,6 +220,12 @@ def test_help_shows_the_summary_of_another_package_without_running_it(
     assert f"  {line}\n" in capsys.readouterr().out
 
 
+def said_by(program: str) -> str:
+    """By a process of its own, which has imported nothing yet."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def test_help_says_what_the_other_commands_do_and_imports_none_of_them() -> None:
     program = (
         "import sys; from kvwarehouse.cli import main\n"
@@ -227,13 +233,11 @@ def test_help_says_what_the_other_commands_do_and_imports_none_of_them() -> None
         "except SystemExit: pass\n"
         "print('imported:', [n for n in sys.modules if n.startswith(('torch', 'kvwarehouse_'))])"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert re.search(r"^  bench +Measure ", ran.stdout, re.MULTILINE), ran.stdout
-    assert re.search(r"^  demo +Show ", ran.stdout, re.MULTILINE), ran.stdout
-    assert re.search(r"^  doctor +Say whether ", ran.stdout, re.MULTILINE), ran.stdout
-    assert "imported: []" in ran.stdout
+    said = said_by(program)
+    assert re.search(r"^  bench +Measure ", said, re.MULTILINE), said
+    assert re.search(r"^  demo +Show ", said, re.MULTILINE), said
+    assert re.search(r"^  doctor +Say whether ", said, re.MULTILINE), said
+    assert "imported: []" in said
 
 
 def test_package_and_serve_import_nothing_heavy_before_they_need_it() -> None:
@@ -244,11 +248,19 @@ def test_package_and_serve_import_nothing_heavy_before_they_need_it() -> None:
         "missing = [name for name in kvwarehouse.__all__ if not hasattr(kvwarehouse, name)]\n"
         "print('missing:', missing, callable(kvwarehouse.embedded), sorted(dir(kvwarehouse)) != [])"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    said = said_by(program)
+    assert "imported: []" in said
+    assert "missing: [] True" in said
+
+
+def test_daemon_without_a_remote_tier_imports_neither_numpy_nor_what_that_tier_needs() -> None:
+    said = said_by(
+        "import sys, kvwarehouse.daemon\n"
+        "needless = ('numpy', 'obstore', 'kvwarehouse.remote.report',"
+        " 'kvwarehouse.remote.object_store')\n"
+        "print('imported:', [name for name in needless if name in sys.modules])"
     )
-    assert "imported: []" in ran.stdout
-    assert "missing: [] True" in ran.stdout
+    assert "imported: []" in said
 
 
 @pytest.mark.parametrize(

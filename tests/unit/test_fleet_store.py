@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.remote import delta as delta_format
-from kvwarehouse.remote import walk
 from kvwarehouse.remote.fleet_store import FleetStore
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.nodes import DAY_MS
 from testkit.timed_store import HostClock, KeptPages, TimedStore
+
+pytestmark = pytest.mark.usefixtures("listed_without_pauses")
 
 FLEET = bytes(range(16))
 NAMES = FleetNames(FLEET)
@@ -96,12 +97,6 @@ class World:
 @pytest.fixture(params=["memory", "folder"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return World(1, url="memory:///" if request.param == "memory" else f"file://{tmp_path}")
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A walk tries again at once."""
-    monkeypatch.setattr(walk, "FIRST_PAUSE_S", 0)
 
 
 def test_node_puts_once_it_has_listed_and_all_have_seen_it(

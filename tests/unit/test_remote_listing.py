@@ -19,6 +19,8 @@ from kvwarehouse.remote.object_store import StoredObject
 from kvwarehouse.remote.walk import Found, PagesWalk
 from testkit.timed_store import HostClock, KeptPages, TimedStore
 
+pytestmark = pytest.mark.usefixtures("listed_without_pauses")
+
 NAMES = FleetNames(bytes(range(16)))
 OTHERS = FleetNames(bytes(16))
 TODAY = 20785
@@ -61,12 +63,6 @@ def put_foreign(store: TimedStore) -> list[str]:
     for name in foreign:
         store.put(name, b"theirs")
     return foreign
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A walk tries again at once."""
-    monkeypatch.setattr(walk_rules, "FIRST_PAUSE_S", 0)
 
 
 class Kept:

@@ -13,7 +13,7 @@ import obstore
 import pytest
 
 from kvwarehouse.errors import TransportError
-from kvwarehouse.remote import breaker, epochs, nodes, store_gate, store_member, walk
+from kvwarehouse.remote import breaker, epochs, nodes, store_gate, store_member
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.epochs import Epochs
 from kvwarehouse.remote.gets import GetEnded
@@ -27,6 +27,8 @@ from kvwarehouse.remote.report import (
 )
 from kvwarehouse.remote.store_member import StoreMember
 from testkit.timed_store import HostClock, KeptPages
+
+pytestmark = pytest.mark.usefixtures("listed_without_pauses")
 
 FLEET = bytes(range(16))
 DATA = bytes(1000)
@@ -174,12 +176,6 @@ REFUSED = obstore.exceptions.PermissionDeniedError("403 Forbidden")
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
     monkeypatch.setattr(store_member.core, "PresenceFile", File, raising=False)
     return lambda **changes: Rig(tmp_path, **changes)
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A walk tries again at once."""
-    monkeypatch.setattr(walk, "FIRST_PAUSE_S", 0)
 
 
 def test_host_serves_once_the_fleet_is_listed_and_the_others_have_seen_it(
