@@ -85,7 +85,7 @@ test-docs: docs
 	@$(PYTEST) -o testpaths=tests/site $(ARGS)
 
 .PHONY: test-unit
-test-unit: setup  ## the tests of single parts, in under a minute; they start no daemon
+test-unit: setup  ## the tests of single parts, in a minute and a half; they start no daemon
 	@$(PYTEST) -o testpaths=tests/unit $(BESIDE) $(ARGS)
 
 ENGINES := transformers lowest dynamo trtllm sglang lmcache vllm
