@@ -85,7 +85,7 @@ class Table {
  private:
   bool insert(const Key& key) {
     EntryView view;
-    view.page = index_.empty_in_window(key);
+    view.page = index_.empty_place(key);
     if (view.page == kNoPage) return false;
     view.key = key;
     view.flags = kEntryUsed | kEntryDram;

@@ -124,7 +124,7 @@ class Costs {
   }
   void insert(const Key& key) {
     EntryView view;
-    view.page = index_.empty_in_window(key);
+    view.page = index_.empty_place(key);
     if (view.page == kNoPage) return;
     view.key = key;
     view.flags = kEntryUsed | kEntryDram;

@@ -77,18 +77,30 @@ EntrySummary Index::peek(const Key& key) const {
       return {static_cast<uint16_t>(flags_space), static_cast<uint16_t>(flags_space >> 16), slot,
               generation, clear_epoch};
   }
-  return {};
+  return peek_second(key);
+}
+
+// Not inlined: nearly all hits are in the first window, and half as fast beside this.
+[[gnu::noinline]] EntrySummary Index::peek_second(const Key& key) const {
+  EntryView view;
+  if (!find_from(key.hi, key, view)) return {};
+  return {view.flags, view.space, view.slot, view.generation, view.clear_epoch};
+}
+
+bool Index::find_from(uint64_t home, const Key& key, EntryView& view) const {
+  for (uint32_t step = 0; step < kIndexWindow; ++step) {
+    const auto page = static_cast<PageId>((home + step) & mask_);
+    // A cheap look first: most entries of a window are somebody else's.
+    if (table_[page].key_lo.load(kWordLoad) != key.lo) continue;
+    if (read(page, view) && view.key == key) return true;
+  }
+  return false;
 }
 
 std::optional<EntryView> Index::find(const Key& key) const {
-  for (uint32_t step = 0; step < kIndexWindow; ++step) {
-    const PageId page = static_cast<PageId>((key.lo + step) & mask_);
-    // A cheap look first: most entries of a window are somebody else's.
-    if (table_[page].key_lo.load(kWordLoad) != key.lo) continue;
-    EntryView view;
-    if (read(page, view) && view.key == key) return view;
-  }
-  return std::nullopt;
+  std::optional<EntryView> found(std::in_place);
+  if (!find_from(key.lo, key, *found) && !find_from(key.hi, key, *found)) found.reset();
+  return found;
 }
 
 std::optional<EntryView> Index::at(PageId page) const {
@@ -97,9 +109,9 @@ std::optional<EntryView> Index::at(PageId page) const {
   return view;
 }
 
-PageId Index::empty_in_window(const Key& key) const {
-  for (uint32_t step = 0; step < kIndexWindow; ++step) {
-    const PageId page = static_cast<PageId>((key.lo + step) & mask_);
+PageId Index::empty_place(const Key& key) const {
+  for (uint32_t place = 0; place < kIndexPlaces; ++place) {
+    const PageId page = index_place(key, place, mask_);
     if ((table_[page].flags_space.load(kWordLoad) & kEntryUsed) == 0) return page;
   }
   return kNoPage;

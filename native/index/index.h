@@ -2,8 +2,12 @@
 // lock-free sequence-validated readers in other processes, no call and no registration.
 //
 // Power-of-two table of one-cache-line entries, at most half full; a key lives in the window of 16
-// entries from its home. Insert takes the first empty entry, delete empties it, nothing ever moves:
-// an entry's position is the page's id. docs/protocol.md has the order of every store.
+// entries from its home, or, if that was full when it came, in the one from its second home. Insert
+// takes the first empty entry, delete empties it, nothing ever moves: an entry's position is the
+// page's id. docs/protocol.md has the order of every store.
+//
+// Why two: of a half full table's windows one in a thousand is full, and a page that has no place
+// is the end of its prompt. That both are full is as rare as that twice.
 #pragma once
 
 #include <atomic>
@@ -20,6 +24,7 @@ namespace kvw {
 inline constexpr uint64_t kIndexMagic = 0x3158444e49564bull;  // "KVINDX1"
 inline constexpr uint32_t kIndexVersion = 1;
 inline constexpr uint32_t kIndexWindow = 16;
+inline constexpr uint32_t kIndexPlaces = 2 * kIndexWindow;  // of a key
 
 enum EntryFlag : uint16_t {
   kEntryUsed = 1,
@@ -75,6 +80,13 @@ struct EntrySummary {
   bool in_dram() const { return (flags & kEntryDram) != 0; }
 };
 
+// The position of one of a key's places, in the order in which they are looked at and taken.
+// `mask`: positions - 1. Places of one key can be at one position, where its windows overlap.
+constexpr PageId index_place(const Key& key, uint32_t place, uint64_t mask) {
+  const uint64_t home = place < kIndexWindow ? key.lo : key.hi;
+  return static_cast<PageId>((home + place % kIndexWindow) & mask);
+}
+
 constexpr uint64_t index_bytes(uint64_t entries) {
   return kBlockBytes + entries * sizeof(IndexEntry);
 }
@@ -95,21 +107,24 @@ class Index {
   }
   // For the writer; any position.
   void prefetch_write(PageId page) const { __builtin_prefetch(&table_[page & mask_], 1); }
-  // Scans the whole window. Nothing if absent, or if an entry stays odd for 20 ms (its writer died
-  // in it).
+  // Looks at all places. Nothing if absent, or if an entry stays odd for 20 ms (its writer died in
+  // it).
   std::optional<EntryView> find(const Key& key) const;
   // Of the entry that find() would find, in half the time: a lookup asks for thousands.
   EntrySummary peek(const Key& key) const;
   // The entry at a position, as a reader sees it. Nothing if empty or odd.
   std::optional<EntryView> at(PageId page) const;
 
-  // First empty entry of the key's window, or kNoPage.
-  PageId empty_in_window(const Key& key) const;
+  // The first of the key's places that is empty, or kNoPage.
+  PageId empty_place(const Key& key) const;
   // Writes a whole entry under its sequence. No other store of the writer but erase().
   void write(const EntryView& view);
   void erase(PageId page);
 
  private:
+  EntrySummary peek_second(const Key& key) const;
+  // In one of the key's windows.
+  bool find_from(uint64_t home, const Key& key, EntryView& view) const;
   template <class Take>
   static bool taken_whole(const IndexEntry& entry, Take take);
   bool read(PageId page, EntryView& view) const;

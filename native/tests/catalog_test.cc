@@ -105,31 +105,34 @@ TEST(links_hold_over_any_order_of_coming_and_going) {
 }
 
 TEST(position_that_is_claimed_is_nobody_elses_until_it_is_filled_or_given_up) {
-  Table table(64);
+  Table table(128);
   Catalog& catalog = *table.catalog;
   std::set<PageId> claimed;
-  for (uint64_t number = 0; number < kIndexWindow; ++number)
-    claimed.insert(catalog.claim({5, number}));
-  CHECK_EQ(claimed.size(), kIndexWindow);
+  const auto key = [](uint64_t number) { return Key{5, 128 * number + 64}; };  // of the same homes
+  for (uint64_t number = 0; number < kIndexPlaces; ++number)
+    claimed.insert(catalog.claim(key(number)));
+  CHECK_EQ(claimed.size(), kIndexPlaces);
   CHECK(!claimed.contains(kNoPage));
-  CHECK_EQ(catalog.claim({5, 99}), kNoPage);
-  catalog.unclaim(7);
-  CHECK_EQ(catalog.claim({5, 99}), 7);
-  EntryView view;
-  view.page = 7;
-  view.key = {5, 99};
-  view.flags = kEntryDram;
-  catalog.insert(view, {}, 0);
-  CHECK_EQ(catalog.page_of({5, 99}), 7);
-  CHECK_EQ(catalog.claimed(), kIndexWindow - 1);
-  table.remove({5, 99});
-  CHECK_EQ(catalog.claim({5, 99}), 7);
+  CHECK_EQ(catalog.claim(key(99)), kNoPage);
+  for (const PageId page : {7, 70}) {  // of either window
+    catalog.unclaim(page);
+    CHECK_EQ(catalog.claim(key(99)), page);
+    EntryView view;
+    view.page = page;
+    view.key = key(99);
+    view.flags = kEntryDram;
+    catalog.insert(view, {}, 0);
+    CHECK_EQ(catalog.page_of(key(99)), page);
+    CHECK_EQ(catalog.claimed(), kIndexPlaces - 1);
+    table.remove(key(99));
+    CHECK_EQ(catalog.claim(key(99)), page);
+  }
   // Half of the positions are capacity, claimed ones too.
-  for (uint64_t number = 0; number < kIndexWindow; ++number)
-    CHECK(catalog.claim({40, number}) != kNoPage);
-  CHECK_EQ(catalog.claim({25, 0}), kNoPage);
+  for (uint64_t number = 0; number < kIndexPlaces; ++number)
+    CHECK(catalog.claim({30, 128 * number + 100}) != kNoPage);
+  CHECK_EQ(catalog.claim({25, 50}), kNoPage);
   catalog.unclaim(7);
-  CHECK(catalog.claim({25, 0}) != kNoPage);
+  CHECK(catalog.claim({25, 50}) != kNoPage);
 }
 
 TEST(those_above_a_page_and_no_others_are_taken_out) {

@@ -234,7 +234,7 @@ TEST(load_at_any_step_of_reuse_and_of_a_new_cut_is_right_or_a_miss) {
       "publish: digests stored",  "publish: checksum stored", "publish: live",
       "publish: in the index",    "evict: entry out",         "retire: generations raised",
       "grow: metadata cleared",   "rebalance: pages out"};
-  Scene scene(1024);  // small enough for full windows
+  Scene scene(1024);  // small enough to become full
   World& world = scene.world;
   std::vector<std::pair<TestPage, EntryView>> old;
   std::set<std::string> seen;

@@ -1,4 +1,4 @@
-// The index: windows, and the sequence that keeps readers from ever seeing half an entry, also
+// The index: places, and the sequence that keeps readers from ever seeing half an entry, also
 // while the writer hammers and after it died in one.
 #include "index/index.h"
 
@@ -72,7 +72,7 @@ TEST(index_finds_what_was_written_and_nothing_else) {
   std::vector<Key> keys;
   for (uint64_t i = 0; i < 300; ++i) keys.push_back({mixed(i), i});
   for (const Key& key : keys) {
-    const PageId page = table.index.empty_in_window(key);
+    const PageId page = table.index.empty_place(key);
     CHECK(page != kNoPage);
     table.index.write(version_of(key, page, key.hi));
   }
@@ -92,20 +92,24 @@ TEST(index_finds_what_was_written_and_nothing_else) {
   }
 }
 
-TEST(index_keeps_a_key_found_when_others_of_its_window_leave) {
+TEST(index_keeps_a_key_found_when_others_of_its_windows_leave) {
   Table table(1024);
-  std::array<Key, kIndexWindow> keys;
-  for (uint32_t i = 0; i < kIndexWindow; ++i) {
-    keys[i] = {1020, i};  // the window wraps around the table's end
-    table.index.write(entry_of(keys[i], table.index.empty_in_window(keys[i])));
+  const auto key = [](uint64_t i) { return Key{1020, 1024 * i + 500}; };  // the first window wraps
+  std::array<Key, kIndexPlaces> keys;
+  for (uint32_t i = 0; i < kIndexPlaces; ++i) {
+    keys[i] = key(i);
+    const PageId page = table.index.empty_place(keys[i]);
+    CHECK_EQ(page, i < kIndexWindow ? (1020 + i) % 1024 : 500 + i - kIndexWindow);
+    table.index.write(entry_of(keys[i], page));
   }
-  CHECK_EQ(table.index.empty_in_window({1020, 99}), kNoPage);
-  for (uint32_t i = 0; i < kIndexWindow; i += 2) table.index.erase(table.index.find(keys[i])->page);
-  for (uint32_t i = 0; i < kIndexWindow; ++i) {
+  CHECK_EQ(table.index.empty_place(key(99)), kNoPage);
+  CHECK_EQ(table.index.empty_place({1020, 300}), 300);  // its second window is another
+  for (uint32_t i = 0; i < kIndexPlaces; i += 2) table.index.erase(table.index.find(keys[i])->page);
+  for (uint32_t i = 0; i < kIndexPlaces; ++i) {
     CHECK_EQ(table.index.find(keys[i]).has_value(), i % 2 == 1);
     check_peek_finds_the_same(table.index, keys[i]);
   }
-  CHECK(table.index.empty_in_window({1020, 99}) != kNoPage);
+  CHECK_EQ(table.index.empty_place(key(99)), 1020);
 }
 
 TEST(index_entry_is_a_miss_when_its_writer_died_in_it) {
@@ -153,7 +157,7 @@ TEST(index_reader_never_sees_a_mixed_entry_under_a_hammering_writer) {
   for (uint64_t version = 1; version <= writes; ++version) {
     const size_t which = version % keys.size();
     const auto old = table.index.find(keys[which]);
-    const PageId page = old ? old->page : table.index.empty_in_window(keys[which]);
+    const PageId page = old ? old->page : table.index.empty_place(keys[which]);
     table.index.write(version_of(keys[which], page, version));
     // Some leave: another key may get the place, and a reader must not take it for the first.
     if (version % 7 == 0) table.index.erase(page);

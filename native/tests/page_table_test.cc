@@ -17,7 +17,7 @@ Key some_key(std::mt19937_64& random) {
   const uint64_t homes[] = {0, 3, 40, kPositions - 2, kPositions - 1};
   const uint64_t tags[] = {0, 1, 2, 0x80, 0xff};  // 0 and 1 are the same tag
   return {homes[random() % 5] + kPositions * (random() % 3),
-          tags[random() % 5] << 56 | random() % 3};
+          tags[random() % 5] << 56 | homes[random() % 5]};
 }
 
 EntryView some_entry(const Key& key, PageId page, std::mt19937_64& random) {
@@ -52,9 +52,9 @@ struct Plain {
       if (view.key == key) return page;
     return kNoPage;
   }
-  PageId empty_in_window(const Key& key) const {
-    for (uint32_t step = 0; step < kIndexWindow; ++step) {
-      const auto page = static_cast<PageId>((key.lo + step) % size);
+  PageId empty_place(const Key& key) const {
+    for (uint32_t place = 0; place < kIndexPlaces; ++place) {
+      const PageId page = index_place(key, place, size - 1);
       if (!pages.contains(page)) return page;
     }
     return kNoPage;
@@ -69,7 +69,7 @@ void remove(PageTable& table, PageId page) {
 
 void check_same(const PageTable& table, const Plain& plain, const Key& key) {
   CHECK_EQ(table.find(key), plain.find(key));
-  CHECK_EQ(table.empty_in_window(key), plain.empty_in_window(key));
+  CHECK_EQ(table.empty_place(key), plain.empty_place(key));
   for (PageId page = 0; page < plain.size; ++page) {
     const auto known = plain.pages.find(page);
     CHECK_EQ(table.has(page), known != plain.pages.end());
@@ -91,7 +91,7 @@ TEST(page_table_keeps_what_a_map_keeps_whatever_comes_changes_and_goes) {
       const Key key = some_key(random);
       const PageId at = plain.find(key);
       if (at == kNoPage && plain.pages.size() < table.capacity()) {
-        const PageId page = plain.empty_in_window(key);
+        const PageId page = plain.empty_place(key);
         if (page == kNoPage) continue;
         const EntryView view = some_entry(key, page, random);
         table.add(view);
@@ -124,7 +124,7 @@ TEST(page_table_has_room_for_as_many_pages_as_it_says_however_often_they_change)
       there.erase(gone);
     }
     const Key key{random(), random()};
-    const PageId page = table.empty_in_window(key);
+    const PageId page = table.empty_place(key);
     if (page == kNoPage) continue;
     there[page] = some_entry(key, page, random);
     table.add(there[page]);
@@ -138,7 +138,7 @@ TEST(page_that_left_and_comes_again_finds_its_children_under_its_number) {
   EntryView view;
   view.key = {5, 6};
   view.flags = kEntryUsed | kEntryDram;
-  view.page = table.empty_in_window(view.key);
+  view.page = table.empty_place(view.key);
   table.add(view);
   const PageNumber number = table.number_at(view.page);
   table.node(view.page).first_child = 77;
@@ -150,7 +150,7 @@ TEST(page_that_left_and_comes_again_finds_its_children_under_its_number) {
   other.key.hi = 7;
   table.add(other);
   CHECK_EQ(table.node(other.page).first_child, kNoNumber);
-  view.page = table.empty_in_window(view.key);
+  view.page = table.empty_place(view.key);
   table.add(view, number);
   CHECK(!table.has_left(number));
   CHECK_EQ(table.number_at(view.page), number);
@@ -162,7 +162,7 @@ TEST(page_table_has_nothing_outside_its_positions) {
   PageTable table(kPositions);
   EntryView view;
   view.key = {5, 6};
-  view.page = table.empty_in_window(view.key);
+  view.page = table.empty_place(view.key);
   view.flags = kEntryUsed | kEntryDram;
   table.add(view);
   CHECK(table.has(5));

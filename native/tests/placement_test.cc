@@ -12,13 +12,19 @@ namespace {
 
 constexpr uint64_t kPositions = 64;
 
+bool is_place_of(const Key& key, PageId page, uint64_t positions) {
+  for (uint32_t place = 0; place < kIndexPlaces; ++place)
+    if (index_place(key, place, positions - 1) == page) return true;
+  return false;
+}
+
 void check_sound(std::span<const Key> keys, std::span<const PageId> places, uint64_t positions) {
   CHECK_EQ(keys.size(), places.size());
   std::set<PageId> taken;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (places[i] == kNoPage) continue;
     CHECK(places[i] < positions);
-    CHECK(((places[i] - keys[i].lo) & (positions - 1)) < kIndexWindow);
+    CHECK(is_place_of(keys[i], places[i], positions));
     CHECK(taken.insert(places[i]).second);
   }
 }
@@ -42,8 +48,8 @@ class Matching {
  private:
   static constexpr size_t kNobody = SIZE_MAX;
   bool give(size_t key) {  // NOLINT(misc-no-recursion): as deep as the table is small
-    for (uint32_t step = 0; step < kIndexWindow; ++step) {
-      const size_t at = (keys_[key].lo + step) % kPositions;
+    for (uint32_t place = 0; place < kIndexPlaces; ++place) {
+      const size_t at = index_place(keys_[key], place, kPositions - 1);
       if (tried_[at]) continue;
       tried_[at] = true;
       if (owner_[at] != kNobody && !give(owner_[at])) continue;
@@ -61,13 +67,15 @@ TEST(placement_gives_every_key_a_place_exactly_when_there_is_a_way_to) {
   std::mt19937_64 random = check::random("placement");
   uint64_t possible = 0, impossible = 0;
   for (uint64_t round = 0; round < check::rounds(4000); ++round) {
-    // Half of the table's places at most, crowded around one home, so that some rounds fail; the
-    // table's end is one of the homes.
+    // Half of the table's places at most, crowded around one home and near it a second, so that
+    // some rounds fail; the table's end is one of the homes.
     const uint64_t count = 1 + random() % (kPositions / 2), spread = 1 + random() % 24;
-    const uint64_t crowd = random() % kPositions;
+    const uint64_t crowd = random() % kPositions, second = crowd + random() % 16;
+    const auto home = [&](uint64_t from) {
+      return (from + random() % spread) % kPositions + kPositions * (random() % 4096);
+    };
     std::vector<Key> keys;
-    for (uint64_t i = 0; i < count; ++i)
-      keys.push_back({(crowd + random() % spread) % kPositions + kPositions * random() % 4096, i});
+    for (uint64_t i = 0; i < count; ++i) keys.push_back({home(crowd), home(second) + (i << 32)});
     const auto places = place(keys, kPositions, kPositions / 2);
     check_sound(keys, places, kPositions);
     const bool way = Matching(keys).all();
@@ -78,20 +86,21 @@ TEST(placement_gives_every_key_a_place_exactly_when_there_is_a_way_to) {
   CHECK(impossible > 100);
 }
 
-TEST(placement_fits_a_half_full_table_that_the_first_empty_places_do_not) {
-  constexpr uint64_t kMany = 1 << 16;
+TEST(placement_fits_a_crowd_that_the_first_empty_places_do_not) {
+  constexpr uint64_t kMany = 1 << 14, kHomes = kMany / 2 + kMany / 64;
   std::mt19937_64 random = check::random("placement");
   std::vector<Key> keys(kMany / 2);
-  for (Key& key : keys) key = {random(), random()};
+  for (Key& key : keys)
+    key = {random() % kHomes + kMany * (random() % 4096), random() % kHomes + (random() << 32)};
   std::vector<bool> taken(kMany);
   uint64_t without = 0;
   for (const Key& key : keys) {
-    uint32_t step = 0;
-    while (step < kIndexWindow && taken[(key.lo + step) % kMany]) ++step;
-    if (step == kIndexWindow)
+    uint32_t place = 0;
+    while (place < kIndexPlaces && taken[index_place(key, place, kMany - 1)]) ++place;
+    if (place == kIndexPlaces)
       ++without;
     else
-      taken[(key.lo + step) % kMany] = true;
+      taken[index_place(key, place, kMany - 1)] = true;
   }
   CHECK(without > 0);
   const auto places = place(keys, kMany, kMany / 2);

@@ -460,13 +460,13 @@ TEST(operator_evicts_the_coldest_first_and_says_how_many) {
   CHECK_THROWS(world->evict(0, 1, "hbm", left), "bad_tiers");
 }
 
-TEST(window_that_is_full_gives_its_coldest_page) {
+TEST(index_that_is_full_gives_its_coldest_page) {
   World world(shape_of(5000, 1));
   world.options.index_pages = 1;  // the smallest table there is
   world.start();
   Peer peer(world);
   const uint64_t entries = world->arena().index().entries();
-  // More pages than windows can hold evenly: every one is stored, and the table stays a table.
+  // More pages than it has room for: every one is stored, and the table stays a table.
   for (uint64_t chain = 0; chain < 2 * entries; ++chain) CHECK(peer.store(world.page(chain)));
   const WarehouseStatus status = world->status();
   CHECK(status.index_pages <= status.index_capacity);
@@ -481,7 +481,7 @@ TEST(window_that_is_full_gives_its_coldest_page) {
   world.check_settled();
 }
 
-TEST(index_full_is_said_when_every_page_of_the_window_is_pinned) {
+TEST(index_full_is_said_when_every_page_of_its_places_is_pinned) {
   World world(shape_of(5000, 1));
   world.options.index_pages = 1;
   world.start();

@@ -8,7 +8,7 @@ Catalog::Catalog(Index& index) : index_(index), table_(index.entries()), spaces_
 
 PageId Catalog::claim(const Key& key) {
   if (pages_ + claimed_ >= table_.capacity()) return kNoPage;
-  const PageId page = table_.empty_in_window(key);
+  const PageId page = table_.empty_place(key);
   if (page == kNoPage) return kNoPage;
   table_.claim(page);
   ++claimed_;
@@ -34,7 +34,7 @@ void Catalog::count(const EntryView& view, int sign) {
 }
 
 PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position) {
-  if (view.page == kNoPage) view.page = table_.empty_in_window(view.key);
+  if (view.page == kNoPage) view.page = table_.empty_place(view.key);
   if (table_.claimed(view.page)) --claimed_;
   view.flags |= kEntryUsed;
   const PageNumber before = lost_at(view.key, position);

@@ -67,10 +67,10 @@ class Catalog {
   void watch(CatalogWatcher* watcher) { watcher_ = watcher; }
 
   // A position for a page that an insert() is to come with: nobody else gets it until then, or
-  // until unclaim(). kNoPage: its window is full, or the catalog.
+  // until unclaim(). kNoPage: its places are taken, or the catalog is full.
   PageId claim(const Key& key);
   void unclaim(PageId page);
-  // Adds a page at view.page, a position of its window that is empty or was claimed for it; at the
+  // Adds a page at view.page, one of its places that is empty or was claimed for it; at the
   // first one if that is kNoPage. Precondition: there is one, and the key is absent. Orphans that
   // waited for it are its children from now on.
   PageId insert(EntryView view, const Key& parent, uint32_t position);

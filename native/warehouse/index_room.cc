@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -9,7 +10,7 @@ namespace kvw {
 
 namespace {
 
-constexpr uint64_t kMarginShare = 20;  // of the index: kept free
+constexpr uint64_t kMarginShare = 64;  // of the index: kept free
 constexpr PageId kLooks = 128;         // positions, for a page on NVMe alone
 constexpr uint16_t kLately = 1200;     // half seconds
 constexpr size_t kAtOnce = 16;         // pages that leave the arena for it
@@ -38,7 +39,7 @@ void IndexRoom::say_bound() {
 PageId IndexRoom::claim(const Key& key, const Key& parent, SlotId parent_slot) {
   keep_room(parent, parent_slot);
   PageId page = state_.catalog.claim(key);
-  if (page == kNoPage && make_window(key, parent)) page = state_.catalog.claim(key);
+  if (page == kNoPage && make_place(key, parent)) page = state_.catalog.claim(key);
   if (page == kNoPage) say_bound();
   return page;
 }
@@ -103,15 +104,17 @@ PageId IndexRoom::oldest_record() {
   return oldest;
 }
 
-// The window of 16 is full, or the index is: a page of the window goes. One without children before
-// one with, the coldest first. Of those with children none above the page that is to come, nor one
-// that has another of them below it: what a prompt loses is its end.
-bool IndexRoom::make_window(const Key& key, const Key& parent) {
-  const Index& index = state_.catalog.index();
+// All places of the key are taken, or the index is full: a page goes from them. One without
+// children before one with, the coldest first. Of those with children none above the page that is
+// to come, nor one that has another of them below it: what a prompt loses is its end.
+bool IndexRoom::make_place(const Key& key, const Key& parent) {
+  const uint64_t mask = state_.catalog.index().entries() - 1;
+  std::set<PageId> places;
+  for (uint32_t place = 0; place < kIndexPlaces; ++place)
+    places.insert(index_place(key, place, mask));
   std::vector<PageId> leaves, others;
-  for (uint32_t step = 0; step < kIndexWindow; ++step) {
-    const auto view =
-        state_.catalog.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
+  for (const PageId place : places) {
+    const auto view = state_.catalog.at(place);
     if (!view || view->key == parent || state_.groups.has_open_child(view->key)) continue;
     if (view->in_dram() && writes_.is_writing(view->slot)) continue;
     (state_.catalog.has_children(view->page) ? others : leaves).push_back(view->page);

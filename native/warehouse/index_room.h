@@ -1,8 +1,8 @@
-// Room in the index. A page must stand in a window of 16 positions, so a full index could choose
-// among so few that with chains each choice were a page that others build on, and its whole tail
-// went with it. So the index is not let become full: near its bound the coldest pages of all leave,
-// as from the arena. What is left for claim() is the rare window that is full by itself. Core
-// thread only.
+// Room in the index. A page must stand in one of its 32 places, so a full index could choose among
+// so few that with chains each choice were a page that others build on, and its whole tail went
+// with it. So the index is not let become full: near its bound the coldest pages of all leave, as
+// from the arena. What is left for claim() are places that are taken all the same, once in hundreds
+// of thousands of pages. Core thread only.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class IndexRoom {
   PageId last_below(PageId page) const;
   bool used_lately(PageId page) const;
   PageId oldest_record();
-  bool make_window(const Key& key, const Key& parent);
+  bool make_place(const Key& key, const Key& parent);
   void say_bound();
 
   WarehouseState& state_;

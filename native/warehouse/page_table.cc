@@ -43,31 +43,27 @@ PageTable::PageTable(uint64_t positions)
   assert(std::has_single_bit(positions));
 }
 
-std::array<uint64_t, 2> PageTable::equal_tags(PageId home, uint8_t tag) const {
-  std::array<uint64_t, 2> halves;
-  std::memcpy(halves.data(), &tags_[home], sizeof halves);
-  for (uint64_t& half : halves) half = zero_bytes(half ^ kOnes * tag);
-  return halves;
+template <class Meant>
+PageId PageTable::first_place(const Key& key, uint8_t tag, Meant meant) const {
+  for (const PageId home : homes(key)) {
+    std::array<uint64_t, 2> halves;  // of the window's tags
+    std::memcpy(halves.data(), &tags_[home], sizeof halves);
+    for (uint32_t at = 0; at < 2; ++at)
+      for (uint64_t bits = zero_bytes(halves[at] ^ kOnes * tag); bits != 0; bits &= bits - 1) {
+        const auto page = static_cast<PageId>((home + 8 * at + step_of(bits)) & mask_);
+        if (meant(page)) return page;
+      }
+  }
+  return kNoPage;
 }
 
 PageId PageTable::find(const Key& key) const {
-  const auto halves = equal_tags(home(key), tag_of(key));
-  for (uint32_t at = 0; at < 2; ++at)
-    for (uint64_t bits = halves[at]; bits != 0; bits &= bits - 1) {
-      const auto page = static_cast<PageId>((home(key) + 8 * at + step_of(bits)) & mask_);
-      if (pages_[numbers_[page]].key == key) return page;
-    }
-  return kNoPage;
+  return first_place(key, tag_of(key),
+                     [&](PageId page) { return pages_[numbers_[page]].key == key; });
 }
 
-PageId PageTable::empty_in_window(const Key& key) const {
-  const auto halves = equal_tags(home(key), 0);
-  for (uint32_t at = 0; at < 2; ++at)
-    for (uint64_t bits = halves[at]; bits != 0; bits &= bits - 1) {
-      const auto page = static_cast<PageId>((home(key) + 8 * at + step_of(bits)) & mask_);
-      if (numbers_[page] != kNoNumber) return page;
-    }
-  return kNoPage;
+PageId PageTable::empty_place(const Key& key) const {
+  return first_place(key, 0, [this](PageId page) { return numbers_[page] != kNoNumber; });
 }
 
 void PageTable::set_tag(PageId page, uint8_t tag) {

@@ -1,8 +1,8 @@
 // What the core keeps of each page, found by key or by the position of the page's entry in the
-// shared index. It has the index's shape, its homes and windows, so that a page's position says
+// shared index. It has the index's shape, its homes and places, so that a page's position says
 // where both have it; but of a position it keeps five bytes, and what there is to say of a page
 // lies densely beside the other pages'. So memory goes by pages rather than by the size of the
-// table, a key that is not there costs a look at sixteen bytes, and pages that were stored one
+// table, a key that is not there costs two looks at sixteen bytes, and pages that were stored one
 // after the other are neighbours. A page that left keeps its number for as long as it has children,
 // so that they need not hear of it. Owned by the core thread.
 //
@@ -69,13 +69,13 @@ class PageTable {
   uint64_t capacity() const { return capacity_; }
   // Brings what find() looks at first into the cache.
   void prefetch(const Key& key) const {
-    __builtin_prefetch(&tags_[home(key)]);
-    __builtin_prefetch(&numbers_[home(key)]);
+    for (const PageId home : homes(key)) __builtin_prefetch(&tags_[home]);
+    __builtin_prefetch(&numbers_[homes(key)[0]]);
   }
   // kNoPage: it is not there.
   PageId find(const Key& key) const;
-  // First position of the key's window without a page that nobody has claimed, or kNoPage.
-  PageId empty_in_window(const Key& key) const;
+  // The first of the key's places without a page that nobody has claimed, or kNoPage.
+  PageId empty_place(const Key& key) const;
   // Kept for a page that is to come: until it is added there, or the claim is given up.
   void claim(PageId page) {
     assert(!has(page));
@@ -101,7 +101,7 @@ class PageTable {
   const Key& key(PageNumber number) const { return pages_[number].key; }
   bool has_left(PageNumber number) const { return numbered(number).tiers == 0; }
 
-  // Adds a page at view.page, an empty position of its window; under the number of the same page
+  // Adds a page at view.page, an empty one of its places; under the number of the same page
   // that left, with its children, else with fresh links. Precondition: less than capacity() pages
   // are there.
   void add(const EntryView& view, PageNumber left = kNoNumber);
@@ -121,9 +121,12 @@ class PageTable {
   using Zeros = std::unique_ptr<T[], Free>;
 
   PageNumber free_number();
-  PageId home(const Key& key) const { return static_cast<PageId>(key.lo & mask_); }
-  // One bit in each byte of a window's tags that equals `tag`, of its halves.
-  std::array<uint64_t, 2> equal_tags(PageId home, uint8_t tag) const;
+  std::array<PageId, 2> homes(const Key& key) const {
+    return {index_place(key, 0, mask_), index_place(key, kIndexWindow, mask_)};
+  }
+  // The first of the key's places with such a tag that is `meant`, or kNoPage.
+  template <class Meant>
+  PageId first_place(const Key& key, uint8_t tag, Meant meant) const;
   void set_tag(PageId page, uint8_t tag);
 
   uint64_t mask_, capacity_;

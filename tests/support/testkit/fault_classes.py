@@ -327,7 +327,7 @@ CLASSES: Final = (
     FaultClass(
         "read under eviction and reuse at full speed",
         "never wrong",
-        "loads through stale entries, full index windows, new cuts and a growing arena are right "
+        "loads through stale entries, a full index, new cuts and a growing arena are right "
         "or a miss; what is pinned is there, whole",
         live=True,
     ),
