@@ -1,5 +1,5 @@
 #include <array>
-#include <cstdio>
+#include <cstdint>
 #include <cstring>
 
 #include "base/clock.h"
@@ -9,9 +9,12 @@
 namespace kvw {
 
 std::string to_hex(const Key& key) {
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(key.hi),
-                static_cast<unsigned long long>(key.lo));
+  static_assert(sizeof(Key) == 16);
+  std::array<uint8_t, 16> bytes;
+  std::memcpy(bytes.data(), &key, sizeof bytes);
+  std::string text;
+  for (const uint8_t byte : bytes)
+    for (const int digit : {byte >> 4, byte & 15}) text += "0123456789abcdef"[digit];
   return text;
 }
 

@@ -70,6 +70,7 @@ struct NamespaceShape {
   friend bool operator==(const NamespaceShape&, const NamespaceShape&) = default;
 };
 
+// The bytes as they lie in memory, as the commands print ids and keys.
 std::string to_hex(const Key& key);
 
 }  // namespace kvw

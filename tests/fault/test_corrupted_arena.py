@@ -26,6 +26,7 @@ def test_page_flipped_while_the_daemon_was_down_is_a_miss_at_its_first_load(
     """Also for those who verify at boundaries alone: re-attached memory is one."""
     with dram_only.connect() as client:
         PROMPT.store_whole(client)
+        [key] = [page.key for page in client.pages(PROMPT.space) if page.position == BAD]
         dram_only.kill()
         PROMPT.in_arena(dram_only, BAD).flip(at=PROMPT.page_bytes - 1)
         dram_only.start()
@@ -33,6 +34,13 @@ def test_page_flipped_while_the_daemon_was_down_is_a_miss_at_its_first_load(
             assert PROMPT.load(careful) == BAD
             assert PROMPT.load(careful) == BAD
         assert client.status()["core"]["quarantined"] == 1
+
+        def told() -> list[str]:
+            events = dram_only.events("core")
+            return [event["key"] for event in events if event["name"] == "page_quarantined"]
+
+        # As `ls` and `check` name it.
+        eventually(lambda: told() == [key.hex()], "the log names the page")
 
 
 def test_slot_with_a_damaged_header_is_dropped_at_the_start_and_counted(

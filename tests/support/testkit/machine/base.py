@@ -335,8 +335,7 @@ class MachineBase(RuleBasedStateMachine):
         unread = [event for event in found if event["reason"] == "io_error"]
         assert self.reads_failed or not unread, unread
         named = {event["key"] for event in found if event["reason"] != "io_error"}
-        # As the core writes a key: one number.
-        ours = {f"{int.from_bytes(key, 'little'):032x}" for key in self.flipped}
+        ours = {key.hex() for key in self.flipped}
         assert named <= ours, f"damaged, though nobody damaged them: {named - ours}"
         if not self.flipped:
             assert after.nvme["mismatches"] == 0
