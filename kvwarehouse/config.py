@@ -181,8 +181,9 @@ class Config:
     nvme_capacity_bytes: int = setting(
         0,
         settings.size,
-        "NVMe tier: a hard bound on all its files. Required with --nvme-dir. Files that are there "
-        "keep their size, so after a change somewhat less may be used than is asked for.",
+        "NVMe tier: a hard bound on the files of its pages; the ledger beside them takes up to "
+        "256 MiB more. Required with --nvme-dir. Files that are there keep their size, so after a "
+        "change somewhat less may be used than is asked for.",
         "none: a bound that nobody chose would fill a shared disk or waste one's own",
         key="nvme_capacity",
     )

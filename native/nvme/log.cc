@@ -238,19 +238,19 @@ void check_sizes(uint64_t capacity_bytes, uint64_t segment_bytes) {
     throw Error(ErrorKind::usage, code, message);
   };
   if (segment_bytes % kBlockBytes != 0 || segment_bytes < 16 * kBlockBytes)
-    refuse("segment_bytes", "NVMe segments of " + std::to_string(segment_bytes) +
-                                " bytes: give a multiple of 4096, at least 65536");
+    refuse("segment_bytes", "--nvme-segment " + std::to_string(segment_bytes) +
+                                ": give a multiple of 4096, at least 65536");
   const uint64_t segments = capacity_bytes / segment_bytes;
   if (segments < kMinSegments)
-    refuse("nvme_capacity", "an NVMe capacity of " + std::to_string(capacity_bytes) +
+    refuse("nvme_capacity", "--nvme-capacity of " + std::to_string(capacity_bytes) +
                                 " bytes holds " + std::to_string(segments) + " segments of " +
                                 std::to_string(segment_bytes) +
-                                "; give room for at least 4, or smaller segments");
+                                "; give room for at least 4, or a smaller --nvme-segment");
   if (segments > kMaxSegments)
-    refuse("segment_bytes", "an NVMe capacity of " + std::to_string(capacity_bytes) +
-                                " bytes needs " + std::to_string(segments) +
-                                " segments, more than " + std::to_string(kMaxSegments) +
-                                "; give larger segments");
+    refuse("segment_bytes", "--nvme-capacity of " + std::to_string(capacity_bytes) +
+                                " bytes needs " + std::to_string(segments) + " segments of " +
+                                std::to_string(segment_bytes) + ", more than " +
+                                std::to_string(kMaxSegments) + "; give a larger --nvme-segment");
 }
 
 std::unique_ptr<Log> open_log(const LogOptions& options, LogHost& host, const Clock& clock) {

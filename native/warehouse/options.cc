@@ -6,6 +6,7 @@
 #include "arena/arena.h"
 #include "base/error.h"
 #include "eviction/policy.h"
+#include "nvme/log.h"
 #include "session/registry.h"
 #include "warehouse/page_table.h"
 #include "warehouse/versions.h"
@@ -44,8 +45,10 @@ uint64_t index_entries_for(const WarehouseOptions& options) {
 
 uint64_t segment_bytes_for(const WarehouseOptions& options) {
   if (options.nvme_segment_bytes != 0) return options.nvme_segment_bytes;
+  // Above 16 TiB as large as makes no more of them than there may be.
+  const uint64_t least = std::bit_ceil(options.nvme_capacity_bytes / nvme::kMaxSegments + 1);
   return std::clamp(std::bit_floor(std::max<uint64_t>(options.nvme_capacity_bytes / 8, 1)), kMiB,
-                    256 * kMiB);
+                    std::max(256 * kMiB, least));
 }
 
 uint64_t record_payload_max(const WarehouseOptions& options) {

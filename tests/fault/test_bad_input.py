@@ -415,7 +415,8 @@ def files_in(serving: Serving) -> dict[str, bytes]:
     ("wrong", "said"),
     [
         ({"nvme_capacity": "3MiB"}, "room for at least 4"),
-        ({"nvme_capacity": "5GiB", "nvme_segment": "64KiB"}, "give larger segments"),
+        ({"nvme_capacity": "5GiB", "nvme_segment": "64KiB"}, "give a larger --nvme-segment"),
+        ({"nvme_capacity": "900TB", "nvme_segment": "0"}, "does not fit"),
         ({"nvme_segment": "5000"}, "multiple of 4096"),
         ({"dram": "4MiB"}, "at least 8 MiB"),
     ],
