@@ -14,6 +14,7 @@ import fcntl
 import glob
 import mmap
 import os
+import shlex
 import stat
 import threading
 from pathlib import Path
@@ -41,6 +42,13 @@ def prepare(path: str, flag: str) -> None:
         _make(Path(path))
         _refuse(path, flag, _problem(path, os.stat(path), os.lstat(path)))
         _refuse(path, flag, trusted_path.problem(path))
+    except PermissionError as error:
+        _refuse(
+            path,
+            flag,
+            f"cannot be made or opened: {error.strerror}; as root: install -d -m 0700 "
+            f"-o {os.geteuid()} {shlex.quote(path)}, or name a directory of your own",
+        )
     except OSError as error:
         _refuse(path, flag, f"cannot be made or opened: {error.strerror}")
 

@@ -12,7 +12,7 @@ namespace kvw {
 // Of one table, nanoseconds of one operation: a value a round.
 struct IndexCost {
   uint64_t entries = 0;  // asked for
-  uint64_t refused = 0;  // of them, by a full window
+  uint64_t refused = 0;  // of them, for want of a place
   std::vector<double> hit_ns, miss_ns, replace_ns;
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import io
 import os
@@ -101,6 +102,18 @@ def test_directory_below_one_of_another_user_is_refused_with_its_uid(tmp_path: P
     assert f"{theirs} belongs to uid 12345" in message
     assert "run as uid 12345" in message
     assert not (theirs / "a" / "b").exists()
+
+
+def test_directory_that_may_not_be_made_is_refused_with_the_command_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr(directories, "_make", denied)
+    path = tmp_path / "of root" / "kvw"
+    command = f"install -d -m 0700 -o {os.geteuid()} '{path}'"
+    assert f"Permission denied; as root: {command}, or name a directory" in refused(path)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
