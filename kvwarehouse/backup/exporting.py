@@ -37,7 +37,13 @@ _MOST_IN_RUN: Final = 1024
 _DAMAGED: Final = ("mismatch", "io_error")
 _GONE: Final = ("missing", "stale")
 
+_NO_EPOCH: Final = -1
+
 Load: TypeAlias = Callable[..., Loaded]
+
+
+class _ClearedError(Exception):
+    """What is read of the namespace now may be of other weights than what was written."""
 
 
 @dataclass
@@ -84,6 +90,8 @@ class Export:
             self.counts.namespaces += 1
             try:
                 yield from self._namespace(writer, space)
+            except _ClearedError:
+                self.counts.left_out["gone"] += self.counts.missing
             except UsageError as error:
                 if error.code not in UNKNOWN_NAMESPACE:
                     raise
@@ -92,6 +100,7 @@ class Export:
         self._client.status()  # pages read from the memory of a daemon that is gone prove nothing
 
     def _namespace(self, writer: BackupWriter, space: StoredNamespace) -> Iterator[ExportCounts]:
+        epoch = self._epoch(space.id)
         chains = Chains(self._tier)
         with closing(cast(Generator[Changes, None, None], self._client.watch(space))) as told:
             for message in told:
@@ -102,7 +111,7 @@ class Export:
         with self._loader() as load:
             window_bytes = self._rate.window_bytes(WINDOW_BYTES)
             opened = open_listed(self._client, space)
-            reading = _Reading(opened, load, self._wait_s, window_bytes)
+            reading = _Reading(opened, load, self._wait_s, window_bytes, epoch)
             yield from self._runs(writer, chains, reading)
 
     def _runs(
@@ -111,22 +120,40 @@ class Export:
         runs = chains.runs(reading.most_pages)
         run = next(runs, None)
         while run is not None:
-            shards, taken, why = reading.read(run)
-            for place, page in enumerate(run[:taken]):
-                page.number = writer.page(
-                    reading.space_id,
-                    (page.position, reading.numbers[page.position]),
-                    (page.by_tokens, page.witness),
-                    [shard[place].data for shard in shards],
-                )
-                reading.numbers[page.position + 1 :] = [page.number]
+            if len(run) > reading.most_pages - len(reading.window):
+                yield from self._write(writer, reading)
+            taken, why = reading.read(run)
             if taken < len(run):
                 self._leave_out(run[taken], why)
-            self.counts.pages = writer.pages
-            self.counts.payload_bytes = writer.payload_bytes
-            yield self.counts
-            self._rate.spend(taken * len(shards) * shards[0].shape[1])
             run = _sent(runs, taken)
+        yield from self._write(writer, reading)
+
+    def _write(self, writer: BackupWriter, reading: _Reading) -> Iterator[ExportCounts]:
+        if not reading.window:
+            return
+        # Asked once they are read: behind a clear engines store the same prompts anew, maybe with
+        # other weights, and what a backup has of one prompt must be of one computation.
+        if self._epoch(reading.space_id) != reading.epoch:
+            raise _ClearedError
+        before_bytes = writer.payload_bytes
+        for page, shards in reading.window:
+            page.number = writer.page(
+                reading.space_id,
+                (page.position, reading.numbers[page.position]),
+                (page.by_tokens, page.witness),
+                [shard.data for shard in shards],
+            )
+            reading.numbers[page.position + 1 :] = [page.number]
+        reading.window.clear()
+        self.counts.pages = writer.pages
+        self.counts.payload_bytes = writer.payload_bytes
+        yield self.counts
+        self._rate.spend(writer.payload_bytes - before_bytes)
+
+    def _epoch(self, namespace_id: bytes) -> int:
+        """Its clear epoch now; asks the daemon."""
+        now = {each.id: each.clear_epoch for each in self._client.namespaces()}
+        return now.get(namespace_id, _NO_EPOCH)
 
     def _leave_out(self, page: ChainPage, why: str) -> None:
         if why in _DAMAGED or self._was_quarantined():
@@ -172,7 +199,12 @@ class _Reading:
     """The pages of one namespace, read in pre-order."""
 
     def __init__(
-        self, opened: OpenNamespace, load: Load | None, timeout_s: float, window_bytes: int
+        self,
+        opened: OpenNamespace,
+        load: Load | None,
+        timeout_s: float,
+        window_bytes: int,
+        epoch: int,
     ) -> None:
         space = opened.space
         self._opened = opened
@@ -180,6 +212,8 @@ class _Reading:
         self._timeout_s = timeout_s
         self._path = PromptPath()
         self.space_id = space.id
+        self.epoch = epoch
+        """The namespace's clear epoch before its pages were listed."""
         self.numbers: list[int | None] = [None]
         """Of the parent of a page at each position on the path."""
         page_bytes = space.shards * space.page_bytes
@@ -187,10 +221,13 @@ class _Reading:
         self._shards = [
             np.empty((self.most_pages, space.page_bytes), np.uint8) for _ in range(space.shards)
         ]
+        self.window: list[tuple[ChainPage, list[NDArray[np.uint8]]]] = []
+        """What was read and is not written yet, each with its shards, which lie in memory of the
+        reading's own."""
 
-    def read(self, run: list[ChainPage]) -> tuple[list[NDArray[np.uint8]], int, str]:
-        """The shards of its pages, how many of them are there, and why the next is not."""
-        first = run[0].position
+    def read(self, run: list[ChainPage]) -> tuple[int, str]:
+        """Adds its pages to the window: how many of them are there, and why the next is not."""
+        first, at = run[0].position, len(self.window)
         self._path.cut(first)
         for page in run:
             self._path.add(page.witness, by_tokens=page.by_tokens)
@@ -198,11 +235,13 @@ class _Reading:
         for number, shard in enumerate(self._shards):
             if not taken:
                 break
-            loaded = self._load_shard(first, shard[:taken], number)
+            loaded = self._load_shard(first, shard[at : at + taken], number)
             if loaded < taken:
                 taken, why = int(loaded), next(iter(loaded.missed), "missing")
         self._path.cut(first + taken)
-        return self._shards, taken, why
+        for row, page in enumerate(run[:taken], at):
+            self.window.append((page, [shard[row] for shard in self._shards]))
+        return taken, why
 
     def _load_shard(self, first: int, out: NDArray[np.uint8], shard: int) -> Loaded:
         wanted: dict[str, Any] = {

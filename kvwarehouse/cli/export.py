@@ -25,11 +25,12 @@ EXAMPLES = """\
   kvwarehouse export -o - | ssh other kvwarehouse import -
   kvwarehouse export --tier dram --limit-rate 200MiB -o warm.kvw
 
-The daemon goes on serving. A namespace is written as it is when its turn comes; what is evicted or
-cleared before it is read is left out, with the pages behind it, and counted. Every page is verified
-when it is read, and has a digest in the file. The file is readable by its owner alone, and is there
-under its name once it is whole; what was there before stays until then. It is a tar archive, and
-has KV and token ids as they are, but no salt and no key: they are made anew where it is imported.
+The daemon goes on serving. A namespace is written as it is when its turn comes; what is evicted
+before it is read is left out, with the pages behind it, and counted. So is all that is not written
+yet of a namespace that is cleared. Every page is verified when it is read, and has a digest in the
+file. The file is readable by its owner alone, and is there under its name once it is whole; what
+was there before stays until then. It is a tar archive, and has KV and token ids as they are, but no
+salt and no key: they are made anew where it is imported.
 
 What it costs: each page that is read from DRAM counts as used, so that afterwards the order of
 eviction is that of the export, until engines use pages again. On the daemon's host pages on NVMe

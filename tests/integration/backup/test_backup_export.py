@@ -12,7 +12,7 @@ import pytest
 from kvwarehouse.backup import BackupReader
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse_bench.harness.pages import page_of
+from kvwarehouse_bench.harness.pages import page_of, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.backups import (
     ALL,
@@ -78,7 +78,8 @@ def test_page_that_leaves_during_the_export_is_left_out_with_its_descendants(
         store(client, space(), Prompt(12), Prompt(20, 1, 5))
 
         def leave() -> None:
-            client.clear(space())
+            assert client.flush().pending == 0  # what is being written stays
+            assert client.evict(space(), 100_000, "all") == 27
             store(client, space(), Prompt(5))
 
         counts = exported(client, path, after_first=leave)
@@ -87,6 +88,30 @@ def test_page_that_leaves_during_the_export_is_left_out_with_its_descendants(
     with target.connect() as client:
         assert imported(client, path).stored == 5
         check(client, space(), Prompt(5))
+
+
+@pytest.mark.parametrize("forget", [False, True])
+@pytest.mark.parametrize("how", ["local", "remote"])
+def test_prompt_in_a_backup_is_of_one_computation_over_a_clear(
+    source: Serving, target: Serving, path: Path, small_windows: None, *, how: str, forget: bool
+) -> None:
+    """Incident: engines with new weights stored a prompt anew behind a clear; the file had its
+    first pages of the old ones and the others of the new, and an import served them as one."""
+    with connected(source, how) as client:
+        store(client, space(), Prompt(12))
+        store(client, LORA, Prompt(3))
+
+        def clear() -> None:
+            client.clear(space(), forget=forget)
+            new = pages_of(Prompt(12).nodes, 0, 1, PAGE_BYTES)
+            assert client.open(space()).store(**Prompt(12).prefix(space()), pages=new).stored == 12
+
+        counts = exported(client, path, after_first=clear)
+        assert (counts.pages, counts.left_out) == (2 + 3, {"gone": 10})
+    with target.connect() as client:
+        assert imported(client, path).stored == 5
+        check(client, space(), Prompt(2))
+        check(client, LORA, Prompt(3))
 
 
 def test_namespace_that_is_forgotten_during_the_export_ends_nothing(
