@@ -115,7 +115,7 @@ class RecordReader:
         self._all.update(digest)
         try:
             value = json.loads(facts)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter of brackets in thousands of brackets
             value = None
         if not isinstance(value, dict):
             raise self.damaged(f"the record {head.name} says nothing that can be read")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse import Namespace
-from kvwarehouse.backup import BackupReader, BackupWriter, new_file
+from kvwarehouse.backup import BackupReader, BackupWriter, new_file, records
 from kvwarehouse.backup.backup_file import FORMAT, VERSION
 from kvwarehouse.backup.records import BLOCK, BackupRecord, RecordReader, RecordWriter
 from kvwarehouse.client.admin import StoredNamespace
@@ -237,6 +237,19 @@ def test_records_that_do_not_fit_each_other_are_refused(edit: Callable[[Edited],
     assert read(edited.written()) == pages(), "what is not edited is taken"
     edit(edited)
     assert refused(edited.written()) == "backup_damaged"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[1]", "nothing"])
+def test_record_whose_facts_are_no_object_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Its digest is good: somebody made it so. Nested deeper than the interpreter reads, it was a
+    traceback."""
+    file = io.BytesIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(records.json, "dumps", lambda *args, **options: text)
+        RecordWriter(file).write(FORMAT, {})
+    assert refused(file.getvalue()) == "backup_damaged"
 
 
 def test_salt_is_in_no_byte_of_a_backup() -> None:
