@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -14,9 +15,8 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     """A file that is at `path` (0600) once the block has ended well, durably, in the place of what
     was there: after a crash that is the old file or the new one. Where the block or the writing
     raises, what was there stays. Raises OSError."""
-    scratch = f"{path}.{os.getpid()}.tmp"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(scratch)  # of a process that was killed
+    # No two writers share it, also where they are processes of the same number in two containers.
+    scratch = f"{path}.{secrets.token_hex(8)}.tmp"
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb", buffering=1 << 20) as file:

@@ -284,6 +284,21 @@ def test_file_stays_as_it_was_where_the_export_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_two_writers_of_one_file_each_leave_a_whole_one(tmp_path: Path) -> None:
+    """Incident: in two containers both exports were the process of the same number. The one took
+    the other's scratch file for a killed one's, and its half was there as the other's whole."""
+    path = tmp_path / "backup.kvw"
+    with new_file(str(path)) as second:
+        with new_file(str(path)) as first:
+            first.write(b"first")
+            second.write(b"sec")
+            second.flush()
+        assert path.read_bytes() == b"first"
+        second.write(b"ond")
+    assert path.read_bytes() == b"second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("x", path)])
 def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "there")
