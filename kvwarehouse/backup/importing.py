@@ -24,7 +24,7 @@ from kvwarehouse.backup.prompt_path import PromptPath
 from kvwarehouse.backup.room import MayLeave, Room
 from kvwarehouse.backup.target import Target
 from kvwarehouse.client import Client, OpenNamespace
-from kvwarehouse.client.listed import stored_pages
+from kvwarehouse.client.listed import held_prefix
 from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
 from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
 from kvwarehouse.rate_limit import RateLimit
@@ -129,7 +129,7 @@ class Import:
         self._path.cut(first)
         for page in run:
             self._path.add(page.witness, by_tokens=page.by_tokens)
-        there = stored_pages(opened, **self._path.prefix()) - first
+        there = held_prefix(opened, **self._path.prefix()).pages - first
         if there < 0:
             self._not_stored(run, "no_parent")
             return
@@ -187,7 +187,7 @@ class Import:
                     since_epoch=epoch,
                 )
                 dropped |= stored.dropped
-            done = stored_pages(opened, **prefix) - first
+            done = held_prefix(opened, **prefix).pages - first
             told = {"cleared"} & dropped.keys() or _FULL & dropped.keys() or dropped
             why = next(iter(told), "later")
             refused = why == "cleared" or (why in _FULL and not self._insists)

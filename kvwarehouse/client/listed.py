@@ -4,7 +4,7 @@ without their salts, and without counting as lookups. Stateless; thread-safe.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from kvwarehouse.client.namespace import OpenNamespace
 from kvwarehouse.client.prompt import Keys
 from kvwarehouse.client.routing import Question
 from kvwarehouse.client.rpc import Call
-from kvwarehouse.types import Namespace
+from kvwarehouse.types import Namespace, Tier
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 
@@ -28,19 +28,29 @@ def open_listed(client: Client, stored: StoredNamespace) -> OpenNamespace:
     return OpenNamespace(space, client._channel, client._transport, reopen=False)
 
 
-def stored_pages(opened: OpenNamespace, tokens: Any = None, *, keys: Keys | None = None) -> int:
-    """Pages of the longest stored prefix, as of lookup; counts as none, and touches no page."""
+class HeldPrefix(NamedTuple):
+    """Of the longest prefix that this daemon's own tiers have. What the remote store alone has is
+    none of it: it may be gone there, and every host of a fleet reaches it alike."""
+
+    pages: int
+    nvme_pages: int
+    """Of these, those that are on NVMe alone."""
+
+
+def held_prefix(
+    opened: OpenNamespace, tokens: Any = None, *, keys: Keys | None = None
+) -> HeldPrefix:
+    """Counts as no lookup, and touches no page."""
     if opened._transport.shared_memory is not None:
-        missing = np.flatnonzero(opened.tiers(tokens, keys=keys, counted=False) == 0)
-        return int(missing[0]) if len(missing) else _pages(opened, tokens, keys)
+        tiers = opened.tiers(tokens, keys=keys, counted=False)
+        missing = np.flatnonzero((tiers == Tier.MISSING) | (tiers == Tier.REMOTE))
+        pages = int(missing[0]) if len(missing) else len(tiers)
+        return HeldPrefix(pages, int(np.count_nonzero(tiers[:pages] == Tier.NVME)))
     listed = None if keys is None else [key for key in keys if isinstance(key, bytes)]
     question = Question(tokens, listed, namespace_id=opened.space.id)
     return opened._channel.ask(Call("WhoHas", question.to_wire(), _held))
 
 
-def _pages(opened: OpenNamespace, tokens: Any, keys: Keys | None) -> int:
-    return len(tokens) // opened.space.page_tokens if keys is None else len(keys)
-
-
-def _held(answer: pb.WhoHasResponse) -> int:
-    return answer.holdings[0].pages if answer.holdings else 0
+def _held(answer: pb.WhoHasResponse) -> HeldPrefix:
+    holding = next(iter(answer.holdings), pb.Holding())
+    return HeldPrefix(holding.pages, holding.nvme_pages)

@@ -9,6 +9,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.backup import BackupReader, Import, importing
+from kvwarehouse.client.listed import HeldPrefix
 from kvwarehouse.errors import TransportError
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.backups import (
@@ -97,17 +98,17 @@ def test_pages_whose_parents_left_by_a_clear_count_as_cleared(
     with source.connect() as client:
         store(client, space())
         exported(client, path)
-    look, looks = importing.stored_pages, list[int]()
+    look, looks = importing.held_prefix, list[int]()
 
     with target.connect() as client:
 
-        def look_or_clear(opened: kvw.OpenNamespace, **prefix: Any) -> int:
+        def look_or_clear(opened: kvw.OpenNamespace, **prefix: Any) -> HeldPrefix:
             looks.append(len(looks))
             if len(looks) == 3:  # the first run is stored, and the next goes on from a page of it
                 client.clear(space())
             return look(opened, **prefix)
 
-        monkeypatch.setattr(importing, "stored_pages", look_or_clear)
+        monkeypatch.setattr(importing, "held_prefix", look_or_clear)
         counts = imported(client, path)
         assert counts.stored > 0
         assert counts.cleared > 0
