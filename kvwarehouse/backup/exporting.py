@@ -22,13 +22,13 @@ from kvwarehouse.backup.chains import ChainPage, Chains
 from kvwarehouse.backup.prompt_path import PromptPath
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.admin import StoredNamespace
-from kvwarehouse.client.listed import open_listed
+from kvwarehouse.client.listed import held_prefix, open_listed
 from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
 from kvwarehouse.client.watch import Changes
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.rate_limit import RateLimit
-from kvwarehouse.types import Loaded
+from kvwarehouse.types import Loaded, Tier
 
 WINDOW_BYTES: Final = 16 << 20
 """Of pages in memory at a time; one page where that is more."""
@@ -122,11 +122,30 @@ class Export:
         while run is not None:
             if len(run) > reading.most_pages - len(reading.window):
                 yield from self._write(writer, reading)
-            taken, why = reading.read(run)
+            taken, why = self._read(reading, run)
             if taken < len(run):
-                self._leave_out(run[taken], why)
+                self._leave_out(reading, run[taken], why)
             run = _sent(runs, taken)
         yield from self._write(writer, reading)
+
+    def _read(self, reading: _Reading, run: list[ChainPage]) -> tuple[int, str]:
+        """As reading.read. The time of a load is for a page: over a slow network it ends with some,
+        and the next load goes on. "not_in_dram": where no more was asked for."""
+        taken, again = 0, True
+        while True:
+            more, why = reading.read(run[taken:])
+            taken += more
+            if taken == len(run) or why != "timeout":
+                return taken, why
+            if more:
+                continue
+            # Either the daemon did not wait for NVMe, or the network did not bring a page in time.
+            where = reading.tier_of(run[taken]) if self._tier == "dram" else None
+            if where == Tier.NVME:
+                return taken, "not_in_dram"
+            if where != Tier.DRAM or not again:
+                return taken, why
+            again = False  # it may have come into DRAM since
 
     def _write(self, writer: BackupWriter, reading: _Reading) -> Iterator[ExportCounts]:
         if not reading.window:
@@ -155,13 +174,13 @@ class Export:
         now = {each.id: each.clear_epoch for each in self._client.namespaces()}
         return now.get(namespace_id, _NO_EPOCH)
 
-    def _leave_out(self, page: ChainPage, why: str) -> None:
+    def _leave_out(self, reading: _Reading, page: ChainPage, why: str) -> None:
         if why in _DAMAGED or self._was_quarantined():
             reason = "damaged"
+        elif why == "not_in_dram":
+            reason = why
         elif why in _GONE:
             reason = "gone"
-        elif why == "timeout" and self._tier == "dram":
-            reason = "not_in_dram"
         else:
             raise TransportError(
                 f"the daemon did not give a page within {self._timeout_s:g} s ({why}); look at it"
@@ -242,6 +261,17 @@ class _Reading:
         for row, page in enumerate(run[:taken], at):
             self.window.append((page, [shard[row] for shard in self._shards]))
         return taken, why
+
+    def tier_of(self, page: ChainPage) -> Tier:
+        """Where it is now, whose parent was read last: DRAM, NVMe, or in no tier of the daemon."""
+        self._path.cut(page.position)
+        above = held_prefix(self._opened, **self._path.prefix())
+        self._path.add(page.witness, by_tokens=page.by_tokens)
+        held = held_prefix(self._opened, **self._path.prefix())
+        self._path.cut(page.position)
+        if held.pages <= page.position:
+            return Tier.MISSING
+        return Tier.NVME if held.nvme_pages > above.nvme_pages else Tier.DRAM
 
     def _load_shard(self, first: int, out: NDArray[np.uint8], shard: int) -> Loaded:
         wanted: dict[str, Any] = {
