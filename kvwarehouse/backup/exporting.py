@@ -179,8 +179,8 @@ class Export:
             reason = "damaged"
         elif why == "not_in_dram":
             reason = why
-        elif why in _GONE:
-            reason = "gone"
+        elif why in _GONE or reading.tier_of(page) == Tier.MISSING:
+            reason = "gone"  # the remote store may have it, and could not give it now
         else:
             raise TransportError(
                 f"the daemon did not give a page within {self._timeout_s:g} s ({why}); look at it"
