@@ -33,6 +33,7 @@ WINDOW_BYTES: Final = 16 << 20
 """Of verified pages in memory at a time, and one page more."""
 
 _WINDOW_PAGES: Final = 1024
+_WINDOW_SHARE: Final = 8  # of DRAM: what room is looked for at a time must not push itself out
 _ARENA_SHARE: Final = 64  # of DRAM is unfinished at a time; a session alone may have an eighth
 _TRIES: Final = 8
 _PAUSE_S: Final = 0.1  # before the second try; the daemon refuses a tail again for a second
@@ -73,6 +74,7 @@ class Import:
         self._rate = rate
         self._timeout_s = timeout_s
         dram_bytes = client.status()["core"]["tiers"]["dram"]["capacity_bytes"]
+        self._most_bytes = dram_bytes // _WINDOW_SHARE
         self._unfinished_bytes = dram_bytes // _ARENA_SHARE
         self._path = PromptPath()
         self._space: BackupNamespace | None = None
@@ -83,7 +85,7 @@ class Import:
     def run(self, reader: BackupReader) -> Iterator[ImportCounts]:
         """Yields what was done so far, after each window. Raises StorageError where the file is
         not what was written; what was verified before that is stored, and stays."""
-        window_bytes = self._rate.window_bytes(WINDOW_BYTES)
+        window_bytes = self._rate.window_bytes(min(WINDOW_BYTES, self._most_bytes))
         pages, window, damage = reader.pages(), _Window(window_bytes), None
         while True:
             try:
@@ -99,6 +101,7 @@ class Import:
             window.add(page)
             self.counts.pages += 1
             self.counts.payload_bytes += len(page.payload)
+        self._room.settle()
         if damage is not None:
             raise damage
 
@@ -112,7 +115,8 @@ class Import:
             self.counts.cleared += window.pages
             return
         stored = self.counts.stored
-        self._room.look()
+        if not self.full:
+            self._room.look()
         for run in window.runs:
             try:
                 self._take_run(run)

@@ -58,6 +58,7 @@ class Room:
                 code="no_nvme",
             )
         self._left_before = _left_for_room(tiers)
+        self._not_admitted = -1  # what NVMe lacks from before must not leave DRAM either
         spaces = [each.fields for each in client.namespaces()]
         self._page_sizes = len({_slot_bytes(each["shards"], each["page_bytes"]) for each in spaces})
         self._zombies = 0  # that nobody gave back in the time that we gave
@@ -65,13 +66,15 @@ class Room:
         self._pages = 0
 
     def look(self) -> None:
-        """Waits until the write queue is short, but not for a disk that stands still; and where
-        room is short, for what a clear has taken out and the daemon has yet to give back."""
+        """Where there is room, as settle(), and there is none where that is false. Waits until the
+        write queue is short, but not for a disk that stands still; and where room is short, for
+        what a clear has taken out and the daemon has yet to give back."""
+        settled = min(self._free(self._client.status()["core"])) <= 0 or self.settle()
         status = self._wait(_queue_is_long, _QUEUE_WAIT_S)
         if self._gives_back(status):
             status = self._wait(self._gives_back, _ZOMBIES_WAIT_S)
             self._zombies = status["tiers"]["dram"]["zombie_slots"]
-        self._bytes, self._pages = self._free(status)
+        self._bytes, self._pages = self._free(status) if settled else (0, 0)
 
     def _wait(self, holds: Callable[[dict[str, Any]], bool], most_s: float) -> dict[str, Any]:
         """While that holds, of the core's status; returns the last."""
@@ -81,6 +84,22 @@ class Room:
             self._sleep(_LOOK_S)
             status = self._client.status()["core"]
         return status
+
+    def settle(self) -> bool:
+        """Where DRAM makes room, waits until NVMe has, or has queued, all that it did not take when
+        it was stored: what is queued does not leave DRAM. False: it still has not."""
+        if self._may_leave != "dram":
+            return True
+        not_admitted = _not_admitted(self._client.status()["core"]["tiers"])
+        until_s = self._clock() + _QUEUE_WAIT_S
+        while not_admitted != self._not_admitted:
+            if not self._client.flush(_QUEUE_WAIT_S).not_admitted:
+                self._not_admitted = not_admitted
+            elif self._clock() >= until_s:
+                return False
+            else:
+                self._sleep(_LOOK_S)
+        return True
 
     def _gives_back(self, status: dict[str, Any]) -> bool:
         # Those beyond are of readers who hold on to them.
@@ -130,6 +149,11 @@ def _left_for_room(tiers: dict[str, Any]) -> dict[str, int]:
     """Pages that left each tier that there is."""
     there = [name for name in ("dram", "nvme") if tiers[name]["capacity_bytes"]]
     return {name: sum(tiers[name]["left"].get(why, 0) for why in _FOR_ROOM) for name in there}
+
+
+def _not_admitted(tiers: dict[str, Any]) -> int:
+    """Pages that NVMe's queue did not take when they were stored, or lost, whoever stored them."""
+    return sum(tiers["nvme"]["not_admitted"].values())
 
 
 def _queue_is_long(status: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from kvwarehouse.backup.room import QUEUE_BYTES, MayLeave, Room
 from kvwarehouse.client import Client
 from kvwarehouse.client.watch import PageChange
 from kvwarehouse.errors import UsageError
+from kvwarehouse.types import FlushResult
 
 MIB = 1 << 20
 
@@ -139,8 +140,12 @@ class Statuses:
             "free_segments": 60,
             "queued_bytes": 0,
             "left": {},
+            "not_admitted": {},
         }
         self.index = {"pages": 0, "capacity": 64_000}
+        self.flushes = 0
+        self.unwritten = [0]
+        """Pages that are not on NVMe after the next flushes; the last number stays."""
 
     def namespaces(self) -> list[Any]:
         """Of one page size."""
@@ -150,6 +155,11 @@ class Statuses:
     def status(self) -> dict[str, Any]:
         tiers = {"dram": self.dram, "nvme": self.nvme}
         return {"core": {"tiers": tiers, "index": self.index}}
+
+    def flush(self, timeout_s: float) -> FlushResult:
+        self.flushes += 1
+        left = self.unwritten.pop(0) if len(self.unwritten) > 1 else self.unwritten[0]
+        return FlushResult(0, left, 0)
 
     def room(self, may_leave: MayLeave = "none", clock: Clock | None = None) -> Room:
         clock = clock or Clock()
@@ -222,6 +232,33 @@ def test_long_write_queue_is_waited_for_but_not_for_ever() -> None:
     before = clock.slept_s
     fitting(statuses.room("all", clock))
     assert clock.slept_s == before
+
+
+def test_what_missed_the_write_queue_is_waited_for_where_dram_makes_room() -> None:
+    statuses, clock = Statuses(), Clock()
+    room = statuses.room("dram", clock)
+    statuses.unwritten = [2, 0]
+    assert (fitting(room), statuses.flushes) == (114, 2), "pages of before"
+    assert (fitting(room), statuses.flushes) == (114, 2), "nothing more missed it"
+    statuses.nvme["not_admitted"] = {"queue_full": 9, "parent_not_admitted": 1}
+    assert (fitting(room), statuses.flushes) == (114, 3)
+    statuses.nvme |= {"not_admitted": {"queue_full": 10}, "free_segments": 3}
+    assert (fitting(room), statuses.flushes) == (0, 3), "a flush would need NVMe's room"
+    for may_leave in ("none", "all"):
+        other = statuses.room(may_leave, clock)
+        statuses.nvme["not_admitted"]["queue_full"] += 1
+        fitting(other)
+    assert statuses.flushes == 3
+    assert clock.slept_s < 1
+
+
+def test_there_is_no_room_while_nvme_does_not_take_what_dram_would_lose() -> None:
+    statuses, clock = Statuses(), Clock()
+    room = statuses.room("dram", clock)
+    statuses.nvme |= {"health": "read_only", "not_admitted": {"read_only": 2}}
+    statuses.unwritten = [2]
+    assert fitting(room) == 0
+    assert clock.slept_s == pytest.approx(30, abs=1)
 
 
 def test_room_that_a_clear_gives_back_is_waited_for() -> None:

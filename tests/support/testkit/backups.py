@@ -155,7 +155,7 @@ class Interrupted:
     """Room, and what happens when it is looked for the first time."""
 
     def __init__(self, room: Any, hook: Hook) -> None:
-        self.take = room.take
+        self.take, self.settle = room.take, room.settle
         self._room = room
         self._hook: Hook | None = hook
 
