@@ -6,6 +6,7 @@ are made with a secret of each warehouse, and the target makes its own.
 
     backup_file.py  the file: records in a tar, each with a digest; docs/format.md
     chains.py       the pages of a namespace as a tree, in the order in which they travel
+    listing.py      what a namespace has when its turn comes
     exporting.py    daemon -> file
     importing.py    file -> daemon
     target.py       the daemon's namespaces, for those of the file

@@ -9,22 +9,22 @@ them. Pages read from DRAM count as used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.backup.backup_file import BackupWriter
 from kvwarehouse.backup.chains import ChainPage, Chains
+from kvwarehouse.backup.listing import add_listed
 from kvwarehouse.backup.prompt_path import PromptPath
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.listed import held_prefix, open_listed
 from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
-from kvwarehouse.client.watch import Changes
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.rate_limit import RateLimit
@@ -102,11 +102,7 @@ class Export:
     def _namespace(self, writer: BackupWriter, space: StoredNamespace) -> Iterator[ExportCounts]:
         epoch = self._epoch(space.id)
         chains = Chains(self._tier)
-        with closing(cast(Generator[Changes, None, None], self._client.watch(space))) as told:
-            for message in told:
-                chains.add(message.changes)
-                if message.synced:
-                    break
+        add_listed(self._client, space, chains, self._timeout_s)
         self.counts.plan(chains)
         with self._loader() as load:
             window_bytes = self._rate.window_bytes(WINDOW_BYTES)

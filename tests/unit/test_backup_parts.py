@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,11 +12,13 @@ import pytest
 
 from kvwarehouse.backup import RateLimit
 from kvwarehouse.backup.chains import Chains
+from kvwarehouse.backup.listing import add_listed
 from kvwarehouse.backup.prompt_path import PromptPath
 from kvwarehouse.backup.room import QUEUE_BYTES, MayLeave, Room
 from kvwarehouse.client import Client
-from kvwarehouse.client.watch import PageChange
-from kvwarehouse.errors import UsageError
+from kvwarehouse.client.admin import StoredNamespace
+from kvwarehouse.client.watch import Changes, PageChange
+from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.types import FlushResult
 
 MIB = 1 << 20
@@ -82,6 +86,33 @@ def test_pages_on_nvme_alone_are_left_out_where_dram_is_asked_for() -> None:
     )
     assert walked(chains, 9) == ["a", "ad"]
     assert chains.left_out == {"not_in_dram": 1, "no_parent": 1}
+
+
+def told(*messages: Changes) -> Client:
+    """A client whose watch says these, and then for ever that the daemon is there."""
+
+    def watch(space: StoredNamespace) -> Iterator[Changes]:
+        yield from messages
+        yield from repeat(Changes((), synced=False))
+
+    return cast(Client, SimpleNamespace(watch=watch))
+
+
+SPACE = cast(StoredNamespace, None)
+
+
+def test_pages_of_all_messages_are_listed_up_to_synced() -> None:
+    chains = Chains()
+    messages = [Changes((change(name),), synced=name == "abc") for name in ("a", "ab", "abc", "x")]
+    add_listed(told(*messages), SPACE, chains, 60.0)
+    assert walked(chains, 100) == ["a", "ab", "abc"]
+
+
+def test_daemon_that_says_nothing_of_its_pages_is_not_waited_for() -> None:
+    """It answers, and its core does not: what comes every few seconds is empty."""
+    with pytest.raises(TransportError, match="--timeout") as caught:
+        add_listed(told(Changes((change("a"),), synced=False)), SPACE, Chains(), 0.05)
+    assert caught.value.code == "deadline"
 
 
 def test_path_gives_tokens_or_keys_of_the_way_to_a_page() -> None:

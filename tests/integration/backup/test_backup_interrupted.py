@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import kvwarehouse as kvw
 from kvwarehouse.backup import BackupReader, Import, importing
 from kvwarehouse.client.listed import HeldPrefix
 from kvwarehouse.errors import TransportError
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.backups import (
     KEYED,
@@ -128,6 +130,35 @@ def test_export_ends_where_the_daemon_does_and_leaves_no_file(
         exported(client, path)
     with path.open("rb") as file:
         assert len(list(BackupReader(file).pages())) == 30
+
+
+@pytest.mark.parametrize("how", ["local", "remote"])
+def test_export_ends_where_the_daemon_stands_still_as_it_lists(
+    source: Serving, path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Incident: it waited for a day."""
+    watch = kvw.Client.watch
+
+    def paused(client: kvw.Client, space: Any) -> Any:
+        source.pause()
+        return watch(client, space)
+
+    monkeypatch.setattr(kvw.Client, "watch", paused)
+    try:
+        with connected(source, how) as client:
+            store(client, space())
+            with pytest.raises(TransportError, match="--timeout") as caught:
+                exported(client, path, timeout_s=0.2)
+            assert caught.value.code == "deadline"
+            assert not path.exists()
+        # The client is closed, and nobody waits any more.
+        eventually(lambda: not _listing(), "the thread that listed ends")
+    finally:
+        source.resume()
+
+
+def _listing() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("kvw-listing")]
 
 
 @pytest.mark.parametrize("how", ["local", "remote"])

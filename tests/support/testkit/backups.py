@@ -114,10 +114,11 @@ def exported(
     tier: str | None = None,
     after_first: Hook | None = None,
     rate: RateLimit | None = None,
+    timeout_s: float = WAIT_S,
 ) -> ExportCounts:
     """after_first: done once the first window is written."""
     spaces = client.namespaces()
-    export = Export(client, tier=tier, rate=rate or RateLimit(None), timeout_s=WAIT_S)
+    export = Export(client, tier=tier, rate=rate or RateLimit(None), timeout_s=timeout_s)
     with new_file(str(path)) as file:
         writer = BackupWriter(file, "00" * 16, spaces)
         for number, _ in enumerate(export.run(writer, spaces)):
