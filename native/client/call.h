@@ -28,11 +28,25 @@ struct ClientCall {
   const NamespaceShape& shape() const { return row.shape; }
   bool late() const { return now_ns() >= deadline_ns; }
 
-  // The index's entry of a page, unless it was cleared.
+  // The index's entry of a page, unless it was cleared, or stored after a clear that came during
+  // the call: the pages of one call are of one side of it.
   std::optional<EntryView> find(size_t page) const {
     auto entry = view().index().find(prompt.key(page));
-    if (entry && (entry->space != row.ordinal || entry->clear_epoch < clear_epoch)) entry.reset();
+    if (entry && (entry->space != row.ordinal || entry->clear_epoch < clear_epoch ||
+                  came_after_clear(*entry)))
+      entry.reset();
     return entry;
+  }
+  // Whether the namespace was cleared since the call began.
+  bool cleared() const { return view().clear_epoch(row.ordinal) > clear_epoch; }
+  // Whether a page may have been stored after such a clear. Clears of other namespaces raise the
+  // epoch of new pages as well, so the control page is asked: once an epoch, since the next clear
+  // has a higher one.
+  bool came_after_clear(const EntryView& entry) const {
+    if (entry.clear_epoch <= known_epoch) return false;
+    if (cleared()) return true;
+    known_epoch = entry.clear_epoch;
+    return false;
   }
   // Whether the page before the first one of a run is stored, or there is none. True of any other
   // page: what lies before it is asked for as well.
@@ -52,6 +66,8 @@ struct ClientCall {
   View::SpaceRow row;
   uint64_t clear_epoch;  // when it began
   uint64_t deadline_ns;
+  // The highest epoch whose pages are known to be of before any clear that came during the call.
+  mutable uint64_t known_epoch = clear_epoch;
 };
 
 }  // namespace kvw

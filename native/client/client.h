@@ -85,12 +85,14 @@ class Client {
   // A word for each page, as good as its key for telling it from others.
   std::vector<uint64_t> tags(const Key& namespace_id, Prompt& prompt);
   // Fills regions[i] with page first + i, in order, until one is missing or the deadline passes.
-  // What is on NVMe is promoted, and what the remote store seems to have is fetched.
+  // What is on NVMe is promoted, and what the remote store seems to have is fetched. Ends where the
+  // namespace is cleared meanwhile: what is stored after that is taken by the next load.
   LoadReport load(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                   uint32_t shard, uint64_t timeout_ns);
   // Stores page first + i from regions[i]. Returns when all is sealed, refused or late. `since`:
-  // the clear epoch that their bytes belong to; if the namespace was cleared after it, they are
-  // dropped as "cleared". Throws Error usage "since_unknown" where the daemon is too old for that.
+  // the clear epoch that their bytes belong to, nothing for that of now; if the namespace was
+  // cleared after it, they are dropped as "cleared". Throws Error usage "since_unknown" where the
+  // daemon is too old for that.
   StoreReport store(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                     uint32_t shard, uint64_t timeout_ns, std::optional<uint64_t> since = {});
   // Makes a device one that regions may lie in: `image` are the kernels, compiled for it. Takes the

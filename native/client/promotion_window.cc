@@ -29,6 +29,10 @@ std::optional<EntryView> PromotionWindow::in_dram(size_t page, size_t end, Reaso
     const uint64_t tick = promoted(call_.view());
     const auto entry = call_.find(page);
     if (!entry) {
+      if (call_.cleared()) {
+        why = Reason::cleared;
+        return std::nullopt;
+      }
       if (!fetches_.bring(page, end, tick, why)) return std::nullopt;
       continue;
     }

@@ -268,6 +268,9 @@ StoreReport Client::store(const Key& namespace_id, Prompt& prompt, size_t first,
     throw Error(ErrorKind::usage, "since_unknown",
                 "the daemon is older than this client, and cannot tell whether the namespace was "
                 "cleared since; restart it with this version");
+  // Bytes are as old as the call. Its later exchanges would hang them below what others have stored
+  // since a clear.
+  if (!since && call.daemon->knows_since) since = call.clear_epoch;
   StoreReport report = StoreCall(call, gpus_, first, regions, shard, since).run();
   ClientSession& session = call.session();
   session.count(Counter::stores);

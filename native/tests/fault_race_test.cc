@@ -24,13 +24,14 @@ NamespaceShape other_shape(uint64_t number) {
   return shape_of((1 + number) * kBlockBytes, 1, {0x61, 1 + number});
 }
 
-// While it lives, this thread does `then` at the first of `place` that it reaches. Not while it is
-// doing it.
+// While it lives, this thread does `then` once, where it reaches `place` for the `nth` time. Not
+// while it is doing it.
 class At {
  public:
-  At(std::string place, std::function<void()> then) : place_(std::move(place)) {
+  At(std::string place, std::function<void()> then, uint64_t nth = 1)
+      : place_(std::move(place)), left_(nth) {
     at_sequence_point = [this, then = std::move(then)](std::string_view reached) {
-      if (reached_ || reached != place_) return;
+      if (reached_ || reached != place_ || --left_ != 0) return;
       reached_ = true;
       then();
     };
@@ -42,6 +43,7 @@ class At {
 
  private:
   std::string place_;
+  uint64_t left_;
   bool reached_ = false;
 };
 
@@ -333,11 +335,13 @@ uint64_t store_version(Client& client, const Chain& chain, uint64_t version) {
 }
 
 // How many pages are there; each is of one of the versions, whole. Said: of which.
-uint64_t load_version(Client& client, const Chain& chain, std::set<uint64_t>& versions) {
+uint64_t load_version(Client& client, const Chain& chain, std::set<uint64_t>& versions,
+                      LoadReport* report = nullptr) {
   Rows rows(chain.pages.size(), chain.shape.shard_bytes);
   Prompt asked = chain.prompt();
-  const uint64_t pages = client.load(chain.shape.id, asked, 0, rows, 0, kSecondNs).pages;
-  for (size_t at = 0; at < pages; ++at) {
+  const LoadReport got = client.load(chain.shape.id, asked, 0, rows, 0, kSecondNs);
+  if (report != nullptr) *report = got;
+  for (size_t at = 0; at < got.pages; ++at) {
     uint64_t found = 0;
     for (const uint64_t version : {1, 2}) {
       const auto bytes = version_of(chain.pages[at], version, chain.shape.shard_bytes);
@@ -346,7 +350,7 @@ uint64_t load_version(Client& client, const Chain& chain, std::set<uint64_t>& ve
     CHECK(found != 0);
     versions.insert(found);
   }
-  return pages;
+  return got.pages;
 }
 
 TEST(writer_held_between_grant_and_seal_never_lands_in_a_page_that_another_sealed) {
@@ -431,6 +435,78 @@ TEST(client_held_between_lookup_and_load_or_pin_gets_its_pages_or_a_miss) {
     CHECK(chain.load(client, 0) >= pins->pages());
     check::tally("client held between lookup and pin");
   }
+}
+
+constexpr uint32_t kBeside = 0, kCleared = 1;  // ordinals of two namespaces
+
+// A daemon with a namespace beside that of `shape()`.
+struct TwoSpaces : Daemon {
+  TwoSpaces() : Daemon(shape_of(kShard, 1)) {
+    declared.push_back(other_shape(0));
+    start();
+  }
+  void clear(uint32_t ordinal) {
+    call([&](Warehouse& w) { return w.clear(ordinal, ++epoch); });
+  }
+
+  uint64_t epoch = 0;
+};
+
+TEST(load_beside_a_clear_takes_no_page_that_was_stored_after_it) {
+  TwoSpaces daemon;
+  Client client(daemon.client_options()), other(daemon.client_options());
+  for (uint64_t nth = 2; nth <= 6; ++nth) {
+    const Chain chain(daemon.shape(), nth, 6);
+    CHECK_EQ(store_version(other, chain, 1), 6);
+    const At at(
+        "load: entry found",
+        [&] {
+          daemon.clear(kCleared);
+          CHECK_EQ(store_version(other, chain, 2), 6);
+        },
+        nth);
+    LoadReport report;
+    std::set<uint64_t> versions;
+    CHECK_EQ(load_version(client, chain, versions, &report), nth - 1);
+    CHECK(at.reached());
+    CHECK(versions == std::set<uint64_t>{1});
+    CHECK_EQ(report.reasons.at("cleared"), 7 - nth);
+    CHECK_EQ(load_version(client, chain, versions), 6);
+  }
+}
+
+TEST(store_beside_a_clear_stores_nothing_after_it) {
+  TwoSpaces daemon;
+  Client client(daemon.client_options()), other(daemon.client_options());
+  for (uint64_t nth = 1; nth <= 30; ++nth) {
+    const Chain chain(daemon.shape(), nth, 30);
+    const Chain begin(daemon.shape(), nth, 4);
+    const At at(
+        "store: copied",
+        [&] {
+          daemon.clear(kCleared);
+          CHECK_EQ(store_version(other, begin, 2), 4);
+        },
+        nth);
+    CHECK(store_version(client, chain, 1) < nth);
+    CHECK(at.reached());
+    std::set<uint64_t> versions;
+    CHECK_EQ(load_version(other, chain, versions), 4);
+    CHECK(versions == std::set<uint64_t>{2});
+  }
+}
+
+TEST(load_beside_a_clear_of_another_namespace_takes_all_pages) {
+  TwoSpaces daemon;
+  Client client(daemon.client_options()), other(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 6);
+  for (size_t page = 0; page < 3; ++page) chain.store_page(other, page);
+  const At at("load: entry found", [&] {
+    daemon.clear(kBeside);
+    for (size_t page = 3; page < 6; ++page) chain.store_page(other, page);
+  });
+  CHECK_EQ(chain.load(client, 0), 6);
+  CHECK(at.reached());
 }
 
 TEST(pins_of_two_calls_at_once_stay_within_the_budget) {

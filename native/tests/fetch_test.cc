@@ -303,7 +303,7 @@ TEST(load_ends_when_the_namespace_is_cleared_under_it) {
     field.clear();
     return field.fill(run);  // it is of before
   };
-  CHECK_EQ(field.load(chain, 0), "remote_off");
+  CHECK_EQ(field.load(chain, 0), "cleared");
   CHECK_EQ(field.lookup(chain).pages(), 0);
 }
 
