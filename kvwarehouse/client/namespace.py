@@ -125,7 +125,7 @@ class OpenNamespace:
 
         since_epoch: the `clear_epoch` that a listing had for the namespace when the pages were
         taken from wherever they come from; if it was cleared after that, none of them is stored,
-        and they are dropped as "cleared". None: they are new.
+        and they are dropped as "cleared". None: they are as new as this call.
 
         Returns what was stored, was there already, and was dropped by reason (the warehouse is
         full, draining, ...): dropping is not an error, and ends its own run of keys only. Raises

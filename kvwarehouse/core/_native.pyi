@@ -298,6 +298,8 @@ class NativeClient:
         """Finds the daemon again if it was replaced. False: none answered in time."""
     def sees_namespace(self, id: bytes) -> bool:
         """From the mapped control page; no call."""
+    def clear_epoch(self, id: bytes) -> int | None:
+        """Of a namespace, now; None: it is not there. From the mapped control page; no call."""
     def has_namespace(self, id: bytes) -> bool:
         """From the control page; finds a new daemon first if it must."""
     def lookup(

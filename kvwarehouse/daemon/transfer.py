@@ -176,14 +176,17 @@ class GrpcTransfer:
         self, span: TransferSpan, timeout_s: float, deadline: Deadline, missed: dict[str, int]
     ) -> Iterator[bytes | int]:
         """Yields chunks of verified pages in order, and at last how many pages they were; fills
-        `missed` with why the next ones were not loaded. Waits for promotion at most `timeout_s`."""
+        `missed` with why the next ones were not loaded. Waits for promotion at most `timeout_s`.
+        Ends where the namespace is cleared meanwhile: what is loaded then may be stored anew."""
         waiting = Deadline(min(timeout_s, MAX_WAIT_S, deadline.remaining_s()))
-        done = 0
+        done, since = 0, self._clear_epoch(span)
         if span.pages:
             with self._staging.buffer(span.page_bytes, span.pages) as buffer:
                 while done < span.pages and not missed:
                     rows = buffer[: span.pages - done]
                     filled, reasons = self._load(span, done, rows, waiting)
+                    if self._clear_epoch(span) != since:
+                        filled, reasons = 0, {"cleared": len(rows)}
                     yield from _chunks(rows[:filled])
                     done += filled
                     if filled < len(rows):
@@ -191,6 +194,11 @@ class GrpcTransfer:
                         # The batches behind the gap were not tried: they are missed for its reason.
                         missed[next(iter(missed))] += span.pages - done - sum(missed.values())
         yield done
+
+    def _clear_epoch(self, span: TransferSpan) -> int | None:
+        """As readers and writers of shared memory have it now. The ledger is ahead of it while a
+        clear goes on."""
+        return self._session.clear_epoch(span.record.space.id)
 
     def _load(
         self, span: TransferSpan, done: int, rows: NDArray[Any], waiting: Deadline
@@ -213,8 +221,9 @@ class GrpcTransfer:
         since: int | None = None,
     ) -> tuple[int, int, dict[str, int]]:
         """Stores the pages whose bytes `chunks` are: (stored, already, dropped by reason). since:
-        the clear epoch that they belong to. Raises UsageError when there are more or fewer bytes;
-        batches that were whole are stored then."""
+        the clear epoch that they belong to; None: that of the moment, for all of them. Raises
+        UsageError when there are more or fewer bytes; batches that were whole are stored then."""
+        since = self._clear_epoch(span) if since is None else since
         # What was dropped is an answer: it has to leave before the call is cut.
         budget_s = deadline.remaining_s()
         waiting = Deadline(budget_s - min(budget_s * _ANSWER_SHARE, _ANSWER_MOST_S))

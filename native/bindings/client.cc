@@ -252,6 +252,8 @@ void bind_client(nb::module_& m) {
           arg("timeout_s"), nb::call_guard<WithoutGil>())
       .def("sees_namespace",
            [](Client& client, const nb::bytes& id) { return client.sees_namespace(key_from(id)); })
+      .def("clear_epoch",
+           [](Client& client, const nb::bytes& id) { return client.clear_epoch(key_from(id)); })
       .def("has_namespace",
            [](Client& client, const nb::bytes& id) {
              const Key space = key_from(id);

@@ -40,6 +40,13 @@ bool Client::has_namespace(const Key& id) {
   return sees_namespace(id);
 }
 
+std::optional<uint64_t> Client::clear_epoch(const Key& id) {
+  const auto seen = view();
+  const auto row = seen->space(id);
+  if (!row) return std::nullopt;
+  return seen->clear_epoch(row->ordinal);
+}
+
 void Client::use_device(int ordinal, const std::string& image) {
   link_.attachment();  // refuses a closed client
   gpus_.add(ordinal, image);

@@ -66,6 +66,8 @@ class Client {
   bool refresh(uint64_t timeout_ns);
   // Whether the mapped control page shows it. No call.
   bool sees_namespace(const Key& id) { return view()->space(id).has_value(); }
+  // Its clear epoch now, from the control page; nothing where it is not known there.
+  std::optional<uint64_t> clear_epoch(const Key& id);
   // False: the daemon does not know it (it must be opened over the service first). Finds a new
   // daemon if it must, within the client's timeout.
   bool has_namespace(const Key& id);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit.served import Served
 
 PAGE_BYTES = 3 * (1 << 20) + 5  # not a whole number of chunks
@@ -114,6 +116,54 @@ def test_load_says_why_it_ends_before_the_prefix_does(served: Served) -> None:
     assert got == data[:3].tobytes()
     assert summary.pages == 3
     assert sum(summary.missed.values()) == 4
+
+
+def clear_and_store_anew(served: Served, pages: int) -> bytes:
+    """As an engine does that has other weights: what it stored."""
+    served.stub.Clear(pb.ClearRequest(namespace_id=SPACE.id), timeout=TIMEOUT_S)
+    new = content(pages)[:, ::-1].tobytes()
+    assert store(served, new, prefix=prefix(pages), pages=pages).stored == pages
+    return new
+
+
+def test_load_over_a_clear_returns_pages_of_before_alone(served: Served) -> None:
+    """A slow client was given 16 pages of one weight, and behind them 32 of another, as a hit."""
+    opened(served)
+    old = content(13).tobytes()  # three batches
+    store(served, old, prefix=prefix(13), pages=13)
+    request = pb.LoadRequest(namespace_id=SPACE.id, prefix=prefix(13))
+    answers = served.stub.Load(request, timeout=TIMEOUT_S)
+    got = next(answers).data
+    new = clear_and_store_anew(served, 13)
+    *rest, last = answers
+    got += b"".join(answer.data for answer in rest)
+    assert len(got) == last.summary.pages * PAGE_BYTES
+    assert got == old[: len(got)]
+    assert 0 < last.summary.pages < 13
+    assert dict(last.summary.missed) == {"cleared": 13 - last.summary.pages}
+    assert load(served, prefix=prefix(13))[0] == new
+
+
+def test_store_over_a_clear_stores_nothing_after_it(served: Served) -> None:
+    """The end of a slow upload was hung below pages of other weights, and served behind them."""
+    opened(served)
+    cleared = threading.Event()
+
+    def slow() -> Iterator[pb.StoreRequest]:
+        header = pb.StoreHeader(namespace_id=SPACE.id, prefix=prefix(13), pages=13)
+        for number, message in enumerate(messages(header, content(13).tobytes(), 1 << 20)):
+            if number == 20:  # the first of three batches is whole
+                assert cleared.wait(TIMEOUT_S)
+            yield message
+
+    upload = served.stub.Store.future(slow(), timeout=TIMEOUT_S)
+    eventually(lambda: len(served.core.slots) == 5, "the first batch is stored")
+    new = clear_and_store_anew(served, 5)
+    cleared.set()
+    answer = upload.result()
+    assert answer.stored == 5
+    assert dict(answer.dropped) == {"cleared": 2, "refused_tail": 6}
+    assert load(served, prefix=prefix(13))[0] == new
 
 
 def test_small_pages_travel_together(served: Served) -> None:

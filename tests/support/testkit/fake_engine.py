@@ -285,6 +285,12 @@ class FakeClient:
     def refresh(self, timeout_s: float) -> bool:
         return True
 
+    def clear_epoch(self, id: bytes) -> int | None:
+        known = {space[0]: ordinal for ordinal, space in self._core.spaces.items()}
+        if id not in known:
+            return None
+        return max((epoch for each, epoch in self._core.clears if each == known[id]), default=0)
+
     def lookup(self, id: bytes, tokens: Any, keys: Any) -> tuple[int, int, int, int]:
         ordinal, _, shards, _ = self._space(id)
         found = 0
