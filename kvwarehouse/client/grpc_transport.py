@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 
 from kvwarehouse.client.endpoint import server_wait_s
 from kvwarehouse.client.prompt import Prefix, Runs
-from kvwarehouse.client.regions import Regions
+from kvwarehouse.client.regions import Regions, refuse_device
 from kvwarehouse.client.requests import (
     LoadRequest,
     LookupRequest,
@@ -106,6 +106,7 @@ class PageCalls:
     def store(self, request: StoreRequest) -> Call[pb.StoreResponse, StoreResult]:
         """Its request is a function that makes an iterator of them: the pages are read
         meanwhile."""
+        refuse_device(request.pages)  # what is raised while gRPC takes the requests is not told
         header = pb.StoreHeader(
             namespace_id=request.space.id,
             prefix=self._to_wire(request.prefix),

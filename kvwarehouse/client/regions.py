@@ -267,19 +267,24 @@ class StridedRegions(Regions):
             offset += size
 
     def _pieces(self, page: int) -> list[tuple[int, int]]:
-        if self.place is not None:
-            raise UsageError(
-                f"the pages are in the memory of device {self.place.ordinal}, which only a client"
-                " on the daemon's host can reach; connect by its unix:// address, or copy them to"
-                " host memory",
-                code="unsupported",
-            )
+        refuse_device(self)
         sizes = [int(size) for size in self._piece_bytes]
         pieces = []
         for block in self._blocks[page]:
             for base, stride, size in zip(self._bases, self._strides, sizes, strict=True):
                 pieces.append((int(base) + int(block) * int(stride), size))
         return pieces
+
+
+def refuse_device(pages: Regions) -> None:
+    """Raises UsageError (code "unsupported") unless they are in host memory."""
+    if pages.place is not None:
+        raise UsageError(
+            f"the pages are in the memory of device {pages.place.ordinal}, which only a client"
+            " on the daemon's host can reach; connect by its unix:// address, or copy them to"
+            " host memory",
+            code="unsupported",
+        )
 
 
 def _integers(name: str, values: Any, dtype: Any, dimensions: int) -> NDArray[Any]:

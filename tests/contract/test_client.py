@@ -390,6 +390,20 @@ def test_closed_client_refuses_every_call(
         assert caught.value.code == "closed"
 
 
+def test_pages_in_device_memory_are_refused_where_memory_is_not_shared(
+    client: Client, ns: OpenNamespace, pages: Any
+) -> None:
+    if client.local:
+        return
+    ns.store(TOKENS, pages)
+    blocks = np.arange(10).reshape(-1, 1)
+    regions = Regions.strided([pages], [pages.ctypes.data], [4096], [4096], blocks).on_device(0)
+    for call in (lambda: ns.store(TOKENS, regions), lambda: ns.load(TOKENS, regions)):
+        with pytest.raises(UsageError, match="host memory") as caught:
+            call()
+        assert caught.value.code == "unsupported"
+
+
 def test_pins_hold_what_is_stored_where_memory_is_shared(
     client: Client, ns: OpenNamespace, pages: Any
 ) -> None:
