@@ -32,7 +32,8 @@ class AsyncChannel:
         self.endpoint = Endpoint(address, credentials, timeout_s)
         self._life = life
         self._channel: grpc.aio.Channel | None = None
-        # What is under way on it: older grpcio does not find all of them when a channel closes.
+        # What is under way, on it or on one that was lost: older grpcio does not find all of them
+        # when a channel closes.
         self._calls: dict[Any, grpc.aio.Channel] = {}
 
     @property
@@ -45,9 +46,14 @@ class AsyncChannel:
 
     async def close(self) -> None:
         """Ends what is under way with TransportError (code "cancelled")."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await self._end(channel)
+        channels = set(self._calls.values())
+        if self._channel is not None:
+            channels.add(self._channel)
+        self._channel = None
+        for call in list(self._calls):
+            call.cancel()
+        for channel in channels:
+            await channel.close()
 
     async def ask(self, call: Call[_A, _T]) -> _T:
         """One call with one answer."""
@@ -95,20 +101,24 @@ class AsyncChannel:
     ) -> _T:
         """As that of the blocking channel: once more over a new connection if nobody answered."""
         budget = self.endpoint.budget(timeout_s)
+        try:
+            return await self._invoke(invoke, budget)
+        except TransportError as failure:
+            if failure.code != "unavailable":
+                raise
+        return await self._invoke(invoke, budget)
+
+    async def _invoke(
+        self, invoke: Callable[[grpc.aio.Channel, CallOptions], Awaitable[_T]], budget: CallOptions
+    ) -> _T:
         channel = self._current()
         try:
             return await invoke(channel, budget)
         except grpc.RpcError as error:
             failure = self.endpoint.explained(error)
-            if failure.code != "unavailable":
-                raise failure from error
-        await self._drop(channel)
-        channel = self._current()
-        try:
-            return await invoke(channel, budget)
-        except grpc.RpcError as error:
-            await self._drop(channel)
-            raise self.endpoint.explained(error) from error
+            if failure.code == "unavailable":
+                self._forget(channel)
+            raise failure from error
 
     def _begin(self, channel: grpc.aio.Channel, method: str, *request: Any, **budget: Any) -> Any:
         stub = WarehouseStub(channel)  # type: ignore[no-untyped-call]
@@ -128,7 +138,7 @@ class AsyncChannel:
             if task is None or task.cancelling() or not call.cancelled():
                 raise
             raise TransportError(
-                f"the call to {self.address} was cut: the client was closed, or connected anew",
+                f"the call to {self.address} was cut: the client was closed",
                 code="cancelled",
                 context={"address": self.address},
             ) from None
@@ -141,16 +151,11 @@ class AsyncChannel:
             self.endpoint.refuse_stranger()
         return self._channel
 
-    async def _drop(self, channel: grpc.aio.Channel) -> None:
+    def _forget(self, channel: grpc.aio.Channel) -> None:
+        """Not closed: other calls are under way on it, and hear of its end themselves. It ends when
+        the last of them lets go of it."""
         if self._channel is channel:
             self._channel = None
-            await self._end(channel)
-
-    async def _end(self, channel: grpc.aio.Channel) -> None:
-        for call, of in list(self._calls.items()):
-            if of is channel:
-                call.cancel()
-        await channel.close()
 
     def _connect(self) -> grpc.aio.Channel:
         target, tls = self.endpoint.target(), self.endpoint.tls()

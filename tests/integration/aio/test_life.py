@@ -132,6 +132,22 @@ def test_daemon_killed_in_the_middle_fails_calls_and_hangs_none(
     asyncio.run(run())
 
 
+def test_closing_ends_what_is_under_way_on_a_connection_before(serving: Serving) -> None:
+    async def run() -> None:
+        client = await connected(serving, "remote", timeout_s=WAIT_S)
+        watch = client.watch()
+        await anext(watch)
+        client._channel._forget(client._channel._channel)  # as a call that heard no answer on it
+        await client.status()
+        await client.close()
+        with pytest.raises(kvw.TransportError) as ended:
+            async for _ in watch:
+                pass
+        assert ended.value.code == "cancelled"
+
+    asyncio.run(run())
+
+
 def test_namespace_is_registered_again_at_a_daemon_that_lost_everything(
     serving: Serving, path: str
 ) -> None:
