@@ -6,6 +6,7 @@ Used in one event loop. Cancelling a task that awaits a call cancels the call.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -99,14 +100,17 @@ class AsyncChannel:
         invoke: Callable[[grpc.aio.Channel, CallOptions], Awaitable[_T]],
         timeout_s: float | None,
     ) -> _T:
-        """As that of the blocking channel: once more over a new connection if nobody answered."""
+        """As that of the blocking channel: once more over a new connection if nobody answered,
+        within what is left of its time."""
         budget = self.endpoint.budget(timeout_s)
+        end = time.monotonic() + budget["timeout"]
         try:
             return await self._invoke(invoke, budget)
         except TransportError as failure:
-            if failure.code != "unavailable":
+            left_s = end - time.monotonic()
+            if failure.code != "unavailable" or left_s <= 0:
                 raise
-        return await self._invoke(invoke, budget)
+        return await self._invoke(invoke, self.endpoint.budget(left_s))
 
     async def _invoke(
         self, invoke: Callable[[grpc.aio.Channel, CallOptions], Awaitable[_T]], budget: CallOptions

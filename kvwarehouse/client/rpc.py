@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -101,14 +102,17 @@ class Channel:
         self, invoke: Callable[[WarehouseStub, CallOptions], _T], timeout_s: float | None
     ) -> _T:
         """Runs `invoke`, once more over a new connection if no daemon answered: after a restart the
-        old one only knows that it is gone. Every call of the service may be repeated."""
+        old one only knows that it is gone. Every call of the service may be repeated, within what
+        is left of its time."""
         budget = self.endpoint.budget(timeout_s)
+        end = time.monotonic() + budget["timeout"]
         try:
             return self._invoke(invoke, budget)
         except TransportError as failure:
-            if failure.code != "unavailable":
+            left_s = end - time.monotonic()
+            if failure.code != "unavailable" or left_s <= 0:
                 raise
-        return self._invoke(invoke, budget)
+        return self._invoke(invoke, self.endpoint.budget(left_s))
 
     def _invoke(
         self, invoke: Callable[[WarehouseStub, CallOptions], _T], budget: CallOptions

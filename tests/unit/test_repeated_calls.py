@@ -1,5 +1,5 @@
-"""A call that no daemon answered is made once more, over a new connection that stays where a daemon
-answers on it. Both clients, without a connection."""
+"""A call that no daemon answered is made once more: within its own time, and over a new connection
+that stays where a daemon answers on it. Both clients, without a connection."""
 
 from __future__ import annotations
 
@@ -27,6 +27,24 @@ Attempt: TypeAlias = Callable[[Tries, float], tuple[str, Any]]
 class Ended(grpc.RpcError):
     def __init__(self, status: grpc.StatusCode) -> None:
         self.code = lambda: status
+
+
+class HandClock:
+    """In the place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    clock = HandClock()
+    for module in ("client", "aio"):
+        monkeypatch.setattr(f"kvwarehouse.{module}.rpc.time", clock)
+    return clock
 
 
 def attempt_blocking(tries: Tries, timeout_s: float) -> tuple[str, Any]:
@@ -63,6 +81,37 @@ def attempt_asyncio(tries: Tries, timeout_s: float) -> tuple[str, Any]:
 def attempt(request: pytest.FixtureRequest) -> Attempt:
     made: Attempt = request.param
     return made
+
+
+def test_second_attempt_has_what_the_first_has_left(attempt: Attempt, clock: HandClock) -> None:
+    """A call of 5 s took 9.5 s: its connection was lost after 4.5, and it began anew."""
+    given: list[float] = []
+
+    def tries(channel: Any, budget: Any) -> str:
+        given.append(budget["timeout"])
+        if len(given) == 1:
+            clock.now_s += 4.5
+            raise Ended(GONE)
+        return "answer"
+
+    assert attempt(tries, 5.0)[0] == "answer"
+    assert given == [5.0, 0.5]
+
+
+def test_call_without_time_for_a_second_attempt_fails_as_the_first_did(
+    attempt: Attempt, clock: HandClock
+) -> None:
+    tried: list[Any] = []
+
+    def tries(channel: Any, budget: Any) -> str:
+        tried.append(channel)
+        clock.now_s += 5.0
+        raise Ended(GONE)
+
+    with pytest.raises(TransportError) as caught:
+        attempt(tries, 5.0)
+    assert caught.value.code == "unavailable"
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize("second", ["answer", REFUSED, GONE])
