@@ -162,7 +162,8 @@ class Client:
         stored, then every change as it happens, a message every few seconds at least. Blocks
         between them; closing the iterator ends it, and so does a day. Raises CapacityError: code
         "watcher_too_slow" when this reader lags too far behind, "too_many_watchers" at the
-        daemon's bound; TransportError when the daemon ends. After any of them, watch again."""
+        daemon's bound; TransportError when the daemon ends, or is not heard of for half a minute.
+        After any of them, watch again."""
         self._check_open()
         return self._channel.stream(watch(space))
 

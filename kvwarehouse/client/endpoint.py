@@ -176,6 +176,13 @@ OPTIONS = (
     *CHANNEL_OPTIONS,
     # Own connections: a new channel really connects anew instead of waiting with an old one.
     ("grpc.use_local_subchannel_pool", 1),
+    # A daemon that vanished without a word is noticed within 30 s, also by a watch, which says
+    # nothing and has a day. Daemons take a ping every 10 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # gRPC's own pings are in the way of those, and wait a minute.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # A daemon is a host of the same network: nobody's KV goes to what http_proxy names.
     ("grpc.enable_http_proxy", 0),
 )

@@ -3,6 +3,7 @@ that does not read is cut off without harm to anybody."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,12 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import wire
+from kvwarehouse.client.endpoint import OPTIONS
 from kvwarehouse.daemon.interceptors import WATCHES
 from kvwarehouse.wire import warehouse_pb2 as pb
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
+from testkit.async_helpers import stopped
 
 PAGE_BYTES = 4096
 PAGE_TOKENS = 4
@@ -212,3 +215,30 @@ def test_watch_of_an_unknown_namespace_is_refused(serving: Serving) -> None:
     with serving.connect() as client, pytest.raises(kvw.UsageError) as refused:
         next(client.watch(space("nobody opened this")))
     assert refused.value.code == "namespace_unknown"
+
+
+def test_watch_ends_when_its_daemon_is_not_heard_any_more(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch has a day, and hung that long where the daemon's host had vanished."""
+    pings = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    sooner = [(name, int(value) // 5 if name in pings else value) for name, value in OPTIONS]
+
+    async def ended() -> kvw.TransportError:
+        async with await kvw.aio.connect(serving.address) as client:
+            watch = client.watch()
+            await anext(watch)
+            with stopped(serving), pytest.raises(kvw.TransportError) as caught:
+                async for _ in watch:
+                    pass
+        return caught.value
+
+    for module in ("client", "aio"):
+        monkeypatch.setattr(f"kvwarehouse.{module}.rpc.OPTIONS", sooner)
+    with kvw.connect(serving.address) as client:
+        watch = client.watch()
+        next(watch)
+        with stopped(serving), pytest.raises(kvw.TransportError) as caught:
+            list(watch)
+    assert caught.value.code == "unavailable"
+    assert asyncio.run(ended()).code == "unavailable"
