@@ -35,7 +35,7 @@ WINDOW_BYTES: Final = 16 << 20
 
 _MOST_IN_RUN: Final = 1024
 _DAMAGED: Final = ("mismatch", "io_error")
-_GONE: Final = ("missing", "stale")
+_GONE: Final = ("missing", "stale", "cleared")
 
 _NO_EPOCH: Final = -1
 
