@@ -34,7 +34,7 @@ def checkpoint_fingerprint(
     """model: a path, or a name on the hub of which there is a local snapshot. where: what the
     engine calls the configuration in which kvwarehouse.weights may be set, for messages. Raises
     UsageError (code "no_weights") where there are no files to read."""
-    return kvw.fingerprint(_local(model, revision, cache_dir, where))
+    return kvw.fingerprint(local_checkpoint(model, revision, cache_dir, where))
 
 
 def no_weights(problem: str, where: str) -> kvw.UsageError:
@@ -45,7 +45,9 @@ def no_weights(problem: str, where: str) -> kvw.UsageError:
     )
 
 
-def _local(model: str, revision: str | None, cache_dir: str | None, where: str) -> str:
+def local_checkpoint(model: str, revision: str | None, cache_dir: str | None, where: str) -> str:
+    """The path of its files: `model` itself, or the hub's local snapshot of it. Arguments and
+    errors as of checkpoint_fingerprint()."""
     if os.path.exists(model):
         return model
     try:

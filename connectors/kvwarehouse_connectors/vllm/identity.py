@@ -7,6 +7,8 @@ not on a thread that anybody waits for.
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,14 +16,17 @@ from typing import Any, Protocol
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.core.identity import (
-    checkpoint_fingerprint,
     digest_of,
+    local_checkpoint,
     no_weights,
     short_name,
 )
 from kvwarehouse_connectors.vllm import compat
+from kvwarehouse_connectors.vllm.loaded_files import changed_file
 from kvwarehouse_connectors.vllm.messages import CacheInfo
 from kvwarehouse_connectors.vllm.settings import WHERE
+
+_log = logging.getLogger(__name__)
 
 LAYOUT = "vllm/1"
 """Layers of a cache group in vLLM's order, each block as it lies in memory; which order that is
@@ -30,6 +35,20 @@ stands in extra["layout"] (layout.py)."""
 # What changes no KV. All else of a model's config counts: a field too many costs a miss, a field
 # left out could cost a wrong answer.
 _INCIDENTAL = ("_name_or_path", "transformers_version", "_commit_hash")
+# vLLM's loaders that read the files of the model's path. Others bring weights from where they like.
+READ_THE_FILES = (
+    "auto",
+    "fastsafetensors",
+    "hf",
+    "instanttensor",
+    "mistral",
+    "npcache",
+    "pt",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "safetensors",
+    "sharded_state",
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +77,8 @@ def check_weights_named(vllm_config: Any, settings: GivenWeights) -> None:
 
 
 def weights_fingerprint(vllm_config: Any, settings: GivenWeights, where: str = WHERE) -> str:
-    """Of the weights that this engine loaded, or the name given in their place. where: what
+    """Of the weights that this engine loaded, or the name given in their place. Where the files may
+    have changed since, it is one that no other engine has, and the log says so. where: what
     messages call the place of the settings. Raises UsageError (code "no_weights") where there are
     no files to read."""
     if settings.weights:
@@ -67,14 +87,39 @@ def weights_fingerprint(vllm_config: Any, settings: GivenWeights, where: str = W
 
 
 def _check_files(load_config: Any, where: str) -> None:
-    if str(load_config.load_format) == "dummy":
+    load_format = str(load_config.load_format)
+    if load_format == "dummy":
         raise no_weights("load_format is dummy: such weights are in no file", where)
+    if load_format not in READ_THE_FILES:
+        raise no_weights(
+            f"load_format is {load_format}: such weights need not be the files of the model's path",
+            where,
+        )
 
 
 def _fingerprint(model_config: Any, load_config: Any, where: str) -> str:
     _check_files(load_config, where)
     model = str(getattr(model_config, "model_weights", "") or model_config.model)
-    return checkpoint_fingerprint(model, model_config.revision, load_config.download_dir, where)
+    path = local_checkpoint(model, model_config.revision, load_config.download_dir, where)
+    found = kvw.fingerprint(path) + _files_chosen(load_config)
+    changed = changed_file(model_config, model, path)
+    if not changed:
+        return found
+    _log.warning(
+        "kvwarehouse: %s has changed since this engine began, and nobody can tell which weights it"
+        " has loaded. What it stores it shares with nobody: start it again",
+        changed,
+    )
+    return f"{found}/{os.urandom(16).hex()}"
+
+
+def _files_chosen(load_config: Any) -> str:
+    """Of several kinds of files in one folder a loader reads its own."""
+    extra = getattr(load_config, "model_loader_extra_config", None) or {}
+    pattern = extra.get("pattern")
+    load_format = str(load_config.load_format)
+    named = "" if load_format == "auto" else f"/{load_format}"
+    return f"{named}/{digest_of(pattern)}" if pattern else named
 
 
 def draft_weights(vllm_config: Any, settings: GivenWeights, target: str, where: str = WHERE) -> str:

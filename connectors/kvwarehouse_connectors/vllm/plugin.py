@@ -13,11 +13,14 @@ import functools
 import sys
 from typing import Any
 
+from kvwarehouse_connectors.vllm import loaded_files
+
 NAME = "WarehouseConnector"
 
 
 def register() -> None:
     """May be called more than once; imports nothing of the connector."""
+    loaded_files.began()  # the first that vLLM does in the process of an engine
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     if NAME not in KVConnectorFactory._registry:
@@ -36,6 +39,7 @@ def _check_configurations_of(engine_args: Any) -> None:
     @functools.wraps(create)
     def create_checked(*args: Any, **kwargs: Any) -> Any:
         vllm_config = create(*args, **kwargs)
+        loaded_files.began()
         transfer = vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector == NAME:
             from kvwarehouse_connectors.vllm.refusals import checked_settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +18,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+import psutil
 import torch
 from safetensors.numpy import save_file
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_connectors.core.groups import CacheGroup
-from kvwarehouse_connectors.vllm import compat
+from kvwarehouse_connectors.vllm import compat, loaded_files
 from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.identity import Shared, namespaces, weights_fingerprint
 from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo
@@ -122,6 +125,11 @@ def test_only_group_of_a_model_needs_no_name() -> None:
 def weights_of(folder: Path, *, load_format: str = "auto", **settings: Any) -> str:
     engine = model(model=str(folder), revision=None)
     engine.load_config = SimpleNamespace(load_format=load_format, download_dir=None)
+    loaded_files.began()
+    return _fingerprint_of(engine, **settings)
+
+
+def _fingerprint_of(engine: Any, **settings: Any) -> str:
     extra = {f"kvwarehouse.{name}": value for name, value in settings.items()}
     return weights_fingerprint(engine, read_settings(extra, "kv_both"))
 
@@ -146,7 +154,12 @@ def test_name_that_was_given_stands_for_the_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "load_format", "words"),
-    [("one", "dummy", "dummy"), ("no-such-model", "auto", "no-such-model")],
+    [
+        ("one", "dummy", "dummy"),
+        ("one", "tensorizer", "tensorizer"),
+        ("one", "a-loader-of-a-plugin", "a-loader-of-a-plugin"),
+        ("no-such-model", "auto", "no-such-model"),
+    ],
 )
 def test_weights_that_cannot_be_read_are_refused_with_what_to_do(
     name: str, load_format: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,6 +170,148 @@ def test_weights_that_cannot_be_read_are_refused_with_what_to_do(
         weights_of(tmp_path / name, load_format=load_format)
     assert refused.value.code == "no_weights"
     assert "kvwarehouse.weights" in str(refused.value)
+
+
+# -- weights that change while an engine starts ----------------------------------------------------
+
+
+def later(change: Callable[[], None], place: Path) -> None:
+    """After the engine began by the clock of the file system, too, which has longer ticks."""
+
+    def changed() -> bool:
+        change()
+        return place.lstat().st_ctime > loaded_files.began_s()
+
+    eventually(changed, f"{place} is newer than the engine")
+
+
+def loading(model_path: Path) -> Any:
+    """An engine that has begun, and loads this."""
+    engine = model(model=str(model_path), revision=None)
+    engine.load_config = SimpleNamespace(load_format="auto", download_dir=None)
+    loaded_files.began()
+    return engine
+
+
+def shared_by_all(engine: Any) -> bool:
+    return _fingerprint_of(engine) == _fingerprint_of(engine)
+
+
+def test_weights_that_were_written_to_after_the_engine_began_are_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer wrote the next checkpoint over the one that an engine had just loaded: KV of the
+    old weights was stored under the fingerprint of the new ones."""
+    engine = loading(checkpoint(tmp_path / "one", 1.0))
+    assert shared_by_all(engine)
+    assert not caplog.records
+    written = tmp_path / "one" / "model.safetensors"
+    later(lambda: save_file({"w": np.full((64, 64), 2.0, np.float32)}, written), written)
+    assert not shared_by_all(engine)
+    assert str(written) in caplog.text
+    assert "start it again" in caplog.text
+    assert shared_by_all(loading(tmp_path / "one")), "of an engine that begins now they are known"
+
+
+def test_folder_that_was_put_in_the_place_of_the_loaded_one_is_seen(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "served", 1.0)
+    following = checkpoint(tmp_path / "next", 2.0)
+    engine = loading(tmp_path / "served")
+    (tmp_path / "served").rename(tmp_path / "old")
+    following.rename(tmp_path / "served")
+    places = [following, tmp_path / "served"]
+
+    def back_and_forth() -> None:
+        for _ in range(2):
+            places[1].rename(places[0])
+            places.reverse()
+
+    later(back_and_forth, tmp_path / "served")
+    assert not shared_by_all(engine)
+
+
+def test_link_that_leads_to_another_checkpoint_since_is_seen(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "step-1", 1.0)
+    checkpoint(tmp_path / "step-2", 2.0)
+    (tmp_path / "current").symlink_to("step-1")
+    (tmp_path / "served").symlink_to(tmp_path / "current")
+    engine = loading(tmp_path / "served")
+    assert shared_by_all(engine)
+
+    def turn() -> None:
+        (tmp_path / "turned").symlink_to("step-2")
+        (tmp_path / "turned").rename(tmp_path / "current")
+
+    later(turn, tmp_path / "current")
+    assert not shared_by_all(engine)
+
+
+def test_what_is_beside_the_weights_may_change(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "one", 1.0)
+    (tmp_path / "one" / "loop").symlink_to(tmp_path / "one")
+    engine = loading(tmp_path / "one")
+    hidden = tmp_path / "one" / ".lock"
+    later(lambda: hidden.write_text("held", encoding="utf-8"), hidden)
+    later(lambda: os.utime(tmp_path), tmp_path)
+    assert shared_by_all(engine)
+
+
+def snapshot(hub: Path, commit: str, value: float) -> None:
+    """A model of the hub as it lies in its cache, of which `main` is this commit."""
+    folder = hub / "models--org--model"
+    blob = folder / "blobs" / f"blob-of-{commit}"
+    there = folder / "snapshots" / commit
+    for made in (blob.parent, there, folder / "refs"):
+        made.mkdir(parents=True, exist_ok=True)
+    save_file({"w": np.full((64, 64), value, np.float32)}, blob)
+    (there / "model.safetensors").symlink_to(blob)
+    (folder / "refs" / "main").write_text(commit, encoding="utf-8")
+
+
+OLD, NEW = "0" * 40, "1" * 40
+
+
+def of_the_hub(hub: Path, commit: str | None) -> Any:
+    """An engine that has begun. commit: of the config that it has read; None: not known."""
+    engine = model(
+        model="org/model",
+        revision=None,
+        hf_config=SimpleNamespace(to_dict=lambda: {"hidden_size": 8}, _commit_hash=commit),
+    )
+    engine.load_config = SimpleNamespace(load_format="auto", download_dir=str(hub))
+    loaded_files.began()
+    return engine
+
+
+def test_model_that_the_engine_downloads_at_its_start_is_shared(tmp_path: Path) -> None:
+    """Its files are there after the engine began, and before it loads them."""
+    engine = of_the_hub(tmp_path, OLD)
+    later(lambda: snapshot(tmp_path / os.urandom(4).hex(), OLD, 1.0), tmp_path)
+    snapshot(tmp_path, OLD, 1.0)
+    assert shared_by_all(engine)
+
+
+def test_revision_that_came_to_the_hubs_cache_since_is_seen(tmp_path: Path) -> None:
+    snapshot(tmp_path, OLD, 1.0)
+    engine, without = of_the_hub(tmp_path, OLD), of_the_hub(tmp_path, None)
+    assert shared_by_all(engine)
+    assert shared_by_all(without)
+    snapshot(tmp_path, NEW, 2.0)
+    main = tmp_path / "models--org--model" / "refs" / "main"
+    later(lambda: os.utime(main), main)
+    assert not shared_by_all(engine)
+    assert not shared_by_all(without), "where the config does not say its commit"
+    assert shared_by_all(of_the_hub(tmp_path, NEW))
+
+
+def test_engine_begins_with_its_process_where_nobody_says_when(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loaded_files, "_began_s", 0.0)
+    assert abs(loaded_files.began_s() - psutil.Process().create_time()) < DEADLINE_S
+    before_s = time.time()
+    loaded_files.began()
+    assert before_s <= loaded_files.began_s() <= time.time()
 
 
 # -- hashes ----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ is there, by their weights' files at the start."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm import plugin
+from kvwarehouse_connectors.vllm import loaded_files, plugin
 from kvwarehouse_connectors.vllm.connector import WarehouseConnector
 from kvwarehouse_connectors.vllm.refusals import checked_settings
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
@@ -73,6 +74,20 @@ def test_engine_is_refused_where_its_configuration_is_made_and_others_are_left_a
     assert EngineArgs().create_engine_config(of_others) is of_others
     with pytest.raises(kvw.UsageError, match="unknown"):
         EngineArgs().create_engine_config(configured(unknown=1))
+
+
+def test_engine_begins_where_its_configuration_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or before, with its process: but an interpreter may have written the weights itself."""
+
+    class EngineArgs:
+        def create_engine_config(self) -> Any:
+            monkeypatch.setattr(loaded_files, "_began_s", 0.0)
+            return configured("AnotherConnector")
+
+    plugin._check_configurations_of(EngineArgs)
+    before_s = time.time()
+    EngineArgs().create_engine_config()
+    assert before_s <= loaded_files.began_s() <= time.time()
 
 
 def test_name_of_the_weights_serves_an_engine_of_dummies() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from vllm.v1.kv_offload.tiering.base import TransferJob
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_connectors.vllm import compat
+from kvwarehouse_connectors.vllm import compat, loaded_files
 from kvwarehouse_connectors.vllm_tier import WarehouseOffloadingConnector, WarehouseTier, identity
 from kvwarehouse_connectors.vllm_tier.chunks import group_of
 from kvwarehouse_connectors.vllm_tier.handover import EngineLink, handed_over
@@ -505,9 +506,24 @@ def test_weights_of_the_draft_model_count(tmp_path: Path) -> None:
     assert identity.all_weights(engine, read_settings({"kvwarehouse.weights": "name"})) == "name"
 
 
+def test_weights_that_changed_after_the_engine_began_are_its_own(tmp_path: Path) -> None:
+    engine = model(model=str(checkpoint(tmp_path / "target", 1.0)), revision=None)
+    weights = partial(identity.all_weights, engine, read_settings({}))
+    assert weights() == weights()
+    written = tmp_path / "target" / "model.safetensors"
+
+    def newer() -> bool:
+        written.touch()
+        return written.stat().st_ctime > loaded_files.began_s()
+
+    eventually(newer, "the file system's clock has gone on")
+    assert weights() != weights()
+
+
 def checkpoint(folder: Path, value: float) -> Path:
     folder.mkdir()
     save_file({"w": np.full((64, 64), value, np.float32)}, folder / "model.safetensors")
+    loaded_files.began()  # what engines load is there before them
     return folder
 
 
