@@ -22,6 +22,7 @@ from kvwarehouse_connectors.core.identity import (
     short_name,
 )
 from kvwarehouse_connectors.vllm import compat
+from kvwarehouse_connectors.vllm.kv_options import options_digest
 from kvwarehouse_connectors.vllm.loaded_files import changed_file
 from kvwarehouse_connectors.vllm.messages import CacheInfo
 from kvwarehouse_connectors.vllm.settings import WHERE
@@ -185,6 +186,7 @@ def namespaces(
 ) -> tuple[kvw.Namespace, ...]:
     """One for each group, in their order."""
     model = vllm_config.model_config
+    options = options_digest(vllm_config)
     made = []
     for group, seen in zip(groups, cache_info.groups, strict=True):
         made.append(
@@ -211,6 +213,7 @@ def namespaces(
                     "rule": f"{group.rule.value}/{group.reach_tokens}",
                     "vllm": compat.VERSION,
                     **({"draft": shared.draft} if shared.draft else {}),
+                    **({"options": options} if options else {}),
                     **({"stages": shared.stages} if shared.stages else {}),
                 },
             )

@@ -18,6 +18,7 @@ from kvwarehouse_connectors.vllm.identity import (
     draft_weights,
     weights_fingerprint,
 )
+from kvwarehouse_connectors.vllm.kv_options import options_digest
 from kvwarehouse_connectors.vllm_tier.chunks import RowGroup
 from kvwarehouse_connectors.vllm_tier.rank_rows import GroupRows, RankRows, joined
 from kvwarehouse_connectors.vllm_tier.settings import WHERE, TierSettings
@@ -100,6 +101,7 @@ def _config(vllm_config: Any) -> str:
 def _beside_the_config(vllm_config: Any) -> dict[str, str]:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     draft = compat.draft_model(vllm_config)
+    options = options_digest(vllm_config)
     return {
         # Some models scale positions or attention by it.
         "max_model_len": str(model.max_model_len),
@@ -110,4 +112,5 @@ def _beside_the_config(vllm_config: Any) -> dict[str, str]:
         else f"{vllm_config.speculative_config.method}/{config_digest(draft.hf_config)}",
         "interleave": str(getattr(parallel, "cp_kv_cache_interleave_size", "")),
         "vllm": compat.VERSION,
+        **({"options": options} if options else {}),
     }

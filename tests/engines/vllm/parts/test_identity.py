@@ -65,6 +65,41 @@ def relabelled(**fields: Any) -> tuple[CacheGroup, ...]:
     return tuple(replace(group, **fields) for group in GROUPS)
 
 
+def set_to(place: str, value: Any) -> Any:
+    """An engine with one option set. place: in its configuration."""
+    engine, *_ = made = [model()]
+    *parts, name = place.split(".")
+    for part in parts:
+        if not hasattr(made[-1], part):
+            setattr(made[-1], part, SimpleNamespace())
+        made.append(getattr(made[-1], part))
+    setattr(made[-1], name, value)
+    return engine
+
+
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "--mm-processor-kwargs": (
+        "model_config.multimodal_config.mm_processor_kwargs",
+        {"max_pixels": 200704},
+    ),
+    "--media-io-kwargs": (
+        "model_config.multimodal_config.media_io_kwargs",
+        {"video": {"num_frames": 40}},
+    ),
+    "--video-pruning-rate": ("model_config.multimodal_config.video_pruning_rate", 0.5),
+    "--quantization-config": (
+        "model_config.quantization_config",
+        {"linear": {"weight": "mxfp8"}},
+    ),
+    "--model-impl": ("model_config.model_impl", "transformers"),
+    "--model-class-overrides": ("model_config.model_class_overrides", {"A": "module:B"}),
+    "--lora-target-modules": ("lora_config.target_modules", ["q_proj"]),
+    "--lora-dtype": ("lora_config.lora_dtype", torch.bfloat16),
+    "--kv-cache-dtype-skip-layers": ("cache_config.kv_cache_dtype_skip_layers", ["0"]),
+    "--additional-config": ("additional_config", {"gdn_prefill_backend": "triton"}),
+}
+
+
 DIFFERENT: dict[str, Callable[[], list[bytes]]] = {
     "weights": lambda: ids(shared=replace(SHARED, weights="others")),
     "hashes": lambda: ids(shared=replace(SHARED, hash_scheme="others")),
@@ -74,6 +109,7 @@ DIFFERENT: dict[str, Callable[[], list[bytes]]] = {
     "config": lambda: ids(model(hf_config=hf(rope_theta=1e6))),
     "dtype": lambda: ids(model(dtype=torch.bfloat16)),
     "quantization": lambda: ids(model(quantization="fp8")),
+    **{name: lambda name=name: ids(set_to(*OPTIONS[name])) for name in OPTIONS},  # type: ignore[misc]
     "bytes of a page": lambda: ids(cache_info=seen(page_bytes=8192)),
     "layout": lambda: ids(cache_info=seen(layout="other")),
     "type of KV": lambda: ids(cache_info=seen(kv_dtype="uint8/fp8")),

@@ -437,6 +437,10 @@ DIFFERENT: dict[str, Callable[[], set[bytes]]] = {
     "length": lambda: ids(model(max_model_len=2048)),
     "quantization": lambda: ids(model(quantization="fp8")),
     "draft": lambda: ids(drafting("folder/eagle")),
+    "media": lambda: ids(
+        model(multimodal_config=SimpleNamespace(mm_processor_kwargs={"max_pixels": 200704}))
+    ),
+    "implementation": lambda: ids(model(model_impl="transformers")),
     "layout": lambda: ids(ranks=rows(layout="other")),
     "type of KV": lambda: ids(ranks=rows(kv_dtype="uint8/fp8")),
     "backend": lambda: ids(ranks=rows(attention_backend="CPU_ATTN/AVX2/vec")),
