@@ -7,6 +7,8 @@ in vLLM's processes only. Stateless.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
 import hashlib
 import logging
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 import vllm
+from vllm import envs
 from vllm.distributed.kv_events import MEDIUM_CPU, AllBlocksCleared, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -30,6 +33,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import (
@@ -83,6 +88,10 @@ _MTP_MODELS = (
 _DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 # blake3 and sha256, or sha512: a plain UUID has 32 digits.
 _CONTENT_DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{128}")
+# At the end of a name that is no digest of content, and of every digest of such a name.
+_NAMED = "-named"
+# Among the settings of vLLM's own in kv_connector_extra_config, so that it goes wherever they go.
+_MARKS = "kvwarehouse_marks_named_media"
 
 # Exact types: a subclass may keep other things in its blocks.
 _KINDS = {
@@ -264,13 +273,55 @@ def cache_content(kv_cache_manager: Any) -> Any:
     return getattr(pool, "cached_block_hash_to_block", None)
 
 
-def own_media(request: Any) -> bool:
-    """Whether media of a request are named by anything but a digest of their content: by a counter
-    of this engine, or by the client. Such a name means nothing to another engine."""
-    return any(
-        not _CONTENT_DIGEST.fullmatch(str(feature.identifier).rpartition(":")[2])
-        for feature in request.mm_features or ()
-    )
+def own_media(request: Any, vllm_config: Any) -> bool:
+    """Whether media of a request are, or may be, named by anything but a digest of their content:
+    by a counter of this engine, or by the client. Such a name means nothing to another engine."""
+    if not request.mm_features:
+        return False
+    marks = vllm_config.kv_transfer_config.kv_connector_extra_config.get(_MARKS)
+    return not marks or not all(_by_content(feature) for feature in request.mm_features)
+
+
+def _by_content(feature: Any) -> bool:
+    """An adapter's name may stand before it."""
+    return bool(_CONTENT_DIGEST.fullmatch(str(feature.identifier).rpartition(":")[2]))
+
+
+def mark_named_media(vllm_config: Any) -> None:
+    """In the process that takes this engine's requests: from now on own_media() can tell. A client
+    may give a name of a digest's form, and vLLM takes it as it is, or makes a digest of the name.
+    vLLM's frontend in Rust does that by itself, and there is no telling."""
+    if envs.VLLM_USE_RUST_FRONTEND:
+        return
+    if not getattr(MultiModalHasher, "marked_by_kvwarehouse", False):
+        _mark_names_in(ProcessorInputs, MultiModalHasher)
+    vllm_config.kv_transfer_config.kv_connector_extra_config[_MARKS] = True
+
+
+def _mark_names_in(inputs: Any, hasher: Any) -> None:
+    names_of, digest_of = inputs.get_mm_hashes, hasher.hash_kwargs
+
+    @functools.wraps(names_of)
+    def get_mm_hashes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {
+            modality: [None if name is None else _marked(name) for name in names]
+            for modality, names in (self.mm_uuid_items or {}).items()
+        }
+        return names_of(dataclasses.replace(self, mm_uuid_items=given), *args, **kwargs)
+
+    @functools.wraps(digest_of)
+    def hash_kwargs(*args: Any, **kwargs: Any) -> str:
+        digest = digest_of(*args, **kwargs)
+        named = any(isinstance(v, str) and v.endswith(_NAMED) for v in kwargs.values())
+        return _marked(digest) if named else digest
+
+    inputs.get_mm_hashes = get_mm_hashes
+    hasher.hash_kwargs = staticmethod(hash_kwargs)
+    hasher.marked_by_kvwarehouse = True
+
+
+def _marked(name: str) -> str:
+    return name if name.endswith(_NAMED) else name + _NAMED
 
 
 def publishes_events(vllm_config: Any) -> bool:

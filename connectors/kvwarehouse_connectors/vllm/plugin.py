@@ -1,10 +1,10 @@
 """What vLLM calls in each of its processes, through the entry point group `vllm.general_plugins`:
-makes "WarehouseConnector" a name for --kv-transfer-config, and has an engine that cannot be served
-refused as soon as its configuration is made.
+makes "WarehouseConnector" a name for --kv-transfer-config, has an engine that cannot be served
+refused as soon as its configuration is made, and has media that clients named told from others.
 
 vLLM shows a connector the whole configuration only when the model is loaded. So the method that
 makes it is wrapped, in the process where an engine is asked for. Where it cannot be, the connector
-refuses the same engines later.
+refuses the same engines later, and shares no media.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from kvwarehouse_connectors.vllm import loaded_files
 
 NAME = "WarehouseConnector"
+_OF_THE_TIER = "WarehouseOffloadingConnector"
 
 
 def register() -> None:
@@ -45,6 +46,10 @@ def _check_configurations_of(engine_args: Any) -> None:
             from kvwarehouse_connectors.vllm.refusals import checked_settings
 
             checked_settings(vllm_config)
+        if transfer is not None and transfer.kv_connector in (NAME, _OF_THE_TIER):
+            from kvwarehouse_connectors.vllm import compat
+
+            compat.mark_named_media(vllm_config)
         return vllm_config
 
     create_checked.checked_by_kvwarehouse = True  # type: ignore[attr-defined]

@@ -151,7 +151,8 @@ class SchedulerSide:
         self._unknown_wishes.look_for(params)
         adapter = self._adapters.fingerprint(request.lora_request)
         # Tokens of a session may be taken back, and media may have names of their own.
-        known = adapter is not None and not request.resumable and not compat.own_media(request)
+        own = request.resumable or compat.own_media(request, self._vllm_config)
+        known = adapter is not None and not own
         if self._lookahead_tokens and compat.media_or_embeddings(request):
             known = False  # the token behind a block is not all that the draft sees of it
         twist = self._epochs.twist + (adapter or b"")

@@ -62,7 +62,7 @@ class EngineLink:
         if self.epochs.mixed:
             return
         # Tokens of a session may be taken back, and media may have names of their own.
-        if adapter is None or request.resumable or compat.own_media(request):
+        if adapter is None or request.resumable or compat.own_media(request, self.vllm_config):
             return
         params = request.kv_transfer_params
         facts = RequestFacts(adapter, switch(params, LOAD), switch(params, STORE))

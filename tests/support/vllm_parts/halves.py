@@ -58,6 +58,7 @@ def engine_config(
         ),
         load_config=SimpleNamespace(load_format="auto"),
         kv_events_config=None,
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
         speculative_config=None,
         compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(layers, layer)),
     )

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -395,9 +394,3 @@ def test_scheme_is_the_same_in_every_process_of_the_same_seed(
     assert seven != here
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     assert scheme("sha256") == seven
-
-
-def test_media_that_a_client_named_by_a_plain_uuid_are_not_shared() -> None:
-    """vLLM's own digests, blake3, sha256 and sha512, have 64 digits or 128."""
-    feature = SimpleNamespace(identifier=uuid.UUID(int=1 << 100).hex)
-    assert compat.own_media(SimpleNamespace(mm_features=[feature]))

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm import loaded_files, plugin
+from kvwarehouse_connectors.vllm import compat, loaded_files, plugin
 from kvwarehouse_connectors.vllm.connector import WarehouseConnector
 from kvwarehouse_connectors.vllm.refusals import checked_settings
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
@@ -64,6 +64,8 @@ def test_engine_is_refused_where_its_configuration_is_made_and_others_are_left_a
 
     module = SimpleNamespace(EngineArgs=EngineArgs)
     monkeypatch.setitem(plugin.sys.modules, "vllm.engine.arg_utils", module)  # type: ignore[arg-type]
+    marks: list[Any] = []
+    monkeypatch.setattr(compat, "mark_named_media", marks.append)
     plugin.register()
     wrapped = EngineArgs.create_engine_config
     plugin.register()
@@ -72,6 +74,10 @@ def test_engine_is_refused_where_its_configuration_is_made_and_others_are_left_a
     assert EngineArgs().create_engine_config(served) is served
     of_others = configured("AnotherConnector", unknown=1)
     assert EngineArgs().create_engine_config(of_others) is of_others
+    assert marks == [served]
+    of_the_tier = configured("WarehouseOffloadingConnector", unknown=1)
+    assert EngineArgs().create_engine_config(of_the_tier) is of_the_tier
+    assert marks == [served, of_the_tier]
     with pytest.raises(kvw.UsageError, match="unknown"):
         EngineArgs().create_engine_config(configured(unknown=1))
 

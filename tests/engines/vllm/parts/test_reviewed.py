@@ -100,21 +100,6 @@ def test_staging_in_which_no_block_fits_refuses_the_start(daemon: kvw.PrivateDae
 
 
 @pytest.mark.parametrize(
-    ("identifier", "own"),
-    [
-        ("0" * 64, False),
-        ("adapter:" + "ab12" * 16, False),
-        ("renderer0-mm-1-image-0", True),  # a counter: another engine's first image has it too
-        ("my-picture", True),
-    ],
-)
-def test_media_are_shared_only_by_a_digest_of_their_content(identifier: str, own: bool) -> None:
-    asked = SimpleNamespace(mm_features=[SimpleNamespace(identifier=identifier)])
-    assert compat.own_media(asked) is own
-    assert compat.own_media(SimpleNamespace(mm_features=[])) is False
-
-
-@pytest.mark.parametrize(
     ("method", "served"),
     [
         ("ngram", True),
