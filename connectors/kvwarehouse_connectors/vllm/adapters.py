@@ -1,78 +1,246 @@
 """LoRA adapters by their weights: vLLM's hashes have only their names and paths.
 
-An adapter is fingerprinted when the engine first uses it, and looked at again with each request.
-One whose files changed since is ambiguous, even when the engine loads it anew: vLLM's own cache
-still has blocks of the old weights under the same hashes. So its requests neither load nor store
-until that cache is reset.
+No hook tells which weights the workers loaded. So an adapter is what its files were when a request
+with it first came, for as long as they stay so: a thread looks at them for each request. What
+cannot be known is None, and such requests neither load nor store:
+- Files that changed: the engine may have the old weights or the new under this number, for good.
+- A name and path under which vLLM's cache has blocks of other files, until that cache is reset:
+  the blocks have the same hashes.
+- A name of the hub before the engine has used it: vLLM downloads what is newest there.
 
-Not thread-safe.
+The thread may hang in a file system; nobody waits for it longer than a moment.
+
+Thread-safe. Nothing here blocks, and nothing raises.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.vllm.adapter_files import Signature, files_digest, find_files
 
 _log = logging.getLogger(__name__)
 
-_MOST_KNOWN = 4096
+_MOST_KNOWN = 16_384
+# A request waits for its look so long; vLLM itself waits for the same files without a bound.
+_PATIENCE_S = 2.0
 
-Signature = tuple[tuple[str, int, int, int], ...]
+
+@dataclass(eq=False)
+class _Adapter:
+    """What the engine has under one number."""
+
+    name: tuple[str, str]
+    """And path: all that vLLM's hashes have of it."""
+    asked: int = 0
+    answered: int = 0
+    """Looks, of those that were asked for."""
+    asked_s: float = 0.0
+    """When the first was asked for that is not answered."""
+    waiting: bool = False
+    used: bool = False
+    """A request with it has computed: the engine has loaded it."""
+    signature: Signature | None = None
+    digest: bytes | None = None
+    lost: bool = False
+    """Nobody can know what weights it has."""
+
+
+@dataclass(frozen=True)
+class AdapterLook:
+    """At a request's adapter, after the request came."""
+
+    adapter: _Adapter
+    number: int
 
 
 class Adapters:
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[Signature, bytes | None]] = {}
+        self._changed = threading.Condition()
+        self._known: dict[int, _Adapter] = {}
+        self._cached: dict[tuple[str, str], Signature | None] = {}
+        """Of which files vLLM's cache may have blocks; None: of several."""
+        self._waiting: deque[_Adapter] = deque()
+        self._thread: threading.Thread | None = None
+        self._full = False
+        self._closed = False
 
-    def fingerprint(self, lora: Any) -> bytes | None:
+    def look(self, lora: Any) -> AdapterLook | None:
+        """For a request that has come; None where it has no adapter."""
+        if lora is None:
+            return None
+        name = (str(lora.lora_name), str(lora.lora_path))
+        with self._changed:
+            adapter = self._of_number(int(lora.lora_int_id), name)
+            if adapter.name != name:
+                self._lose(adapter, "another one is loaded in its place")
+            if adapter.lost:
+                self._cached[name] = None
+            return AdapterLook(adapter, self._ask(adapter))
+
+    def pending(self, look: AdapterLook) -> bool:
+        """Whether the request should wait, a moment, for what the look finds."""
+        with self._changed:
+            adapter = look.adapter
+            if adapter.lost or self._closed or adapter.answered >= look.number:
+                return False
+            return time.monotonic() < adapter.asked_s + _PATIENCE_S
+
+    def fingerprint(self, look: AdapterLook | None) -> bytes | None:
         """32 bytes for the adapter of a request, b"" for none of its own; None where it is not
         known what weights its KV has."""
-        if lora is None:
+        if look is None:
             return b""
-        name = (str(lora.lora_name), str(lora.lora_path))
-        signature = _signature(name[1])
-        known = self._known.get(name)
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                return None
-            digest = _digest(name[1])
-            if digest is not None and _signature(name[1]) != signature:
-                digest = None  # it was being written
-            self._known[name] = (signature, digest)
-            return digest
-        if known[0] != signature and known[1] is not None:
-            _log.warning(
-                "the files of adapter %s changed while the engine uses it: its KV is neither loaded"
-                " nor stored until the cache is reset (reset_prefix_cache(reset_connector=True))",
-                name[0],
-            )
-            self._known[name] = (known[0], None)
-            return None
-        return known[1]
+        with self._changed:
+            return self._digest(look)
+
+    def used(self, request: Any) -> None:
+        """A request has ended."""
+        lora = request.lora_request
+        if lora is None or not request.num_output_tokens:
+            return
+        with self._changed:
+            adapter = self._known.get(int(lora.lora_int_id))
+            if adapter is not None:
+                adapter.used = True
 
     def forget(self) -> None:
-        """The engine's cache was reset, with all blocks of earlier adapters in it."""
-        self._known.clear()
+        """The engine's cache was reset, with all blocks of earlier adapters in it. What the engine
+        has loaded stays as it is."""
+        with self._changed:
+            self._cached.clear()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # -- with the lock held ------------------------------------------------------------------------
+
+    def _of_number(self, number: int, name: tuple[str, str]) -> _Adapter:
+        adapter = self._known.get(number)
+        if adapter is not None:
+            return adapter
+        adapter = _Adapter(name)
+        if len(self._known) < _MOST_KNOWN:
+            self._known[number] = adapter
+            return adapter
+        adapter.lost = True
+        if not self._full:
+            self._full = True
+            _log.warning(
+                "kvwarehouse: the engine has had %d adapters; KV of further ones is not shared"
+                " until it is started again",
+                _MOST_KNOWN,
+            )
+        return adapter
+
+    def _ask(self, adapter: _Adapter) -> int:
+        """The number of a look that begins after now."""
+        if adapter.lost or self._closed:
+            return adapter.asked
+        if adapter.answered == adapter.asked:
+            adapter.asked_s = time.monotonic()
+        adapter.asked += 1
+        if not adapter.waiting:
+            adapter.waiting = True
+            self._waiting.append(adapter)
+            self._changed.notify()
+        if self._thread is None:
+            # A daemon thread: one that hangs in a file system must not keep the engine from ending.
+            self._thread = threading.Thread(target=self._run, name="kvw-adapters", daemon=True)
+            self._thread.start()
+        return adapter.asked
+
+    def _digest(self, look: AdapterLook) -> bytes | None:
+        adapter = look.adapter
+        if adapter.digest is None or adapter.answered < look.number:
+            return None
+        cached = self._cached.setdefault(adapter.name, adapter.signature)
+        return adapter.digest if cached == adapter.signature else None
+
+    def _lose(self, adapter: _Adapter, why: object) -> None:
+        if not adapter.lost:
+            _log.warning(
+                "kvwarehouse: KV of the adapter %s (%s) is not shared: %s", *adapter.name, why
+            )
+        adapter.lost, adapter.digest = True, None
+        self._cached[adapter.name] = None
+
+    def _answer(self, adapter: _Adapter, look: int, seen: _Seen) -> None:
+        adapter.answered, adapter.asked_s = look, time.monotonic()
+        if adapter.lost or seen.signature is None:
+            return
+        first = adapter.signature is None
+        if first:
+            adapter.signature, adapter.digest = seen.signature, seen.digest
+        elif adapter.signature != seen.signature:
+            self._lose(
+                adapter,
+                "its files have changed since the engine first used it, so that it may have either"
+                " weights. Load what is new from another folder",
+            )
+            return
+        if self._cached.setdefault(adapter.name, adapter.signature) == adapter.signature:
+            return
+        self._cached[adapter.name] = None
+        if first:
+            _log.warning(
+                "kvwarehouse: the adapter %s (%s) had other files before, of which vLLM's cache may"
+                " have blocks: its KV is not shared until that cache is reset"
+                " (with the connector where it is WarehouseOffloadingConnector)",
+                *adapter.name,
+            )
+
+    # -- in the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                adapter = self._waiting.popleft()
+                adapter.waiting = False
+                look, first, used = adapter.asked, adapter.signature is None, adapter.used
+            seen = _Seen()
+            failed: Exception | None = None
+            try:
+                seen = _see(adapter.name[1], first, used)
+            except Exception as error:  # noqa: BLE001 - a thread's edge: such an adapter is not shared
+                failed = error
+            with self._changed:
+                if failed is not None:
+                    self._lose(adapter, failed)
+                self._answer(adapter, look, seen)
 
 
-def _digest(path: str) -> bytes | None:
-    try:
-        return hashlib.blake2b(kvw.fingerprint(path).encode(), digest_size=32).digest()
-    except kvw.UsageError as error:
-        _log.warning("an adapter cannot be fingerprinted, its KV is not shared: %s", error)
-        return None
+@dataclass(frozen=True)
+class _Seen:
+    """signature: None where the adapter cannot be known yet."""
+
+    signature: Signature | None = None
+    digest: bytes | None = None
 
 
-def _signature(path: str) -> Signature:
-    found = []
-    try:
-        for entry in os.scandir(path):
-            facts = entry.stat()
-            found.append((entry.name, facts.st_ino, facts.st_size, facts.st_mtime_ns))
-    except OSError:
-        return ()
-    return tuple(sorted(found))
+def _see(path: str, first: bool, used: bool) -> _Seen:
+    """first: the files are to be read. used: the engine has loaded them. Raises where they cannot
+    be read."""
+    files = find_files(path)
+    if files is None:
+        return _Seen() if first else _Seen(())
+    if files.from_hub and not used:
+        return _Seen()
+    if not first:
+        return _Seen(files.signature)
+    digest = files_digest(files)
+    again = find_files(path)
+    if again is None or again.signature != files.signature:
+        raise kvw.UsageError("its files changed while they were read", code="bad_fingerprint")
+    return _Seen(files.signature, digest)

@@ -17,7 +17,7 @@ from kvwarehouse_connectors.core.groups import Rule
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit, PrefixMatcher, load_runs
 from kvwarehouse_connectors.vllm import compat, identity
-from kvwarehouse_connectors.vllm.adapters import Adapters
+from kvwarehouse_connectors.vllm.adapters import AdapterLook, Adapters
 from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.draft_holes import DraftHoles
 from kvwarehouse_connectors.vllm.events import StoreEvents
@@ -83,6 +83,7 @@ class SchedulerSide:
             ConnectionOptions(verify=settings.verify, read_only=True),
         )
         self._requests: dict[str, VllmRequest] = {}
+        self._looks: dict[str, AdapterLook] = {}  # of requests whose adapter is not known yet
         self._loading: dict[str, PrefixHit] = {}
         self._new_loads: list[LoadOrder] = []
         self._spaces: tuple[kvw.Namespace, ...] = ()
@@ -147,9 +148,17 @@ class SchedulerSide:
     # -- a request's way -------------------------------------------------------------------------
 
     def on_new_request(self, request: Any) -> None:
+        self._unknown_wishes.look_for(request.kv_transfer_params)
+        look = self._adapters.look(request.lora_request)
+        if look is None:
+            self._track(request, None)
+        else:
+            self._looks[request.request_id] = look
+
+    def _track(self, request: Any, look: AdapterLook | None) -> None:
+        """look: what it found is taken as it is."""
         params = request.kv_transfer_params
-        self._unknown_wishes.look_for(params)
-        adapter = self._adapters.fingerprint(request.lora_request)
+        adapter = self._adapters.fingerprint(look)
         # Tokens of a session may be taken back, and media may have names of their own.
         own = request.resumable or compat.own_media(request, self._vllm_config)
         known = adapter is not None and not own
@@ -181,6 +190,12 @@ class SchedulerSide:
     def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Tokens to load beyond local_tokens, always asynchronously; None: ask again."""
         self._see_resets()
+        look = self._looks.get(request.request_id)
+        if look is not None:
+            if self._adapters.pending(look):
+                return None, False
+            del self._looks[request.request_id]
+            self._track(request, look)
         tracked = self._requests.get(request.request_id)
         if tracked is not None and self._holes is not None:
             local_hashes = request.block_hashes[: local_tokens // self._groups[0].hash_tokens]
@@ -250,6 +265,8 @@ class SchedulerSide:
         if self._load_policy is not None:
             self._load_policy.step_begins(step.num_scheduled_tokens)
         self._see_resets()
+        for request_id in step.num_scheduled_tokens if self._looks else ():
+            self._looks.pop(request_id, None)  # it does not wait: nobody knows what it computes
         if self._holes is not None:
             self._holes.look(step, self._requests)
         metadata = StepMetadata(
@@ -266,6 +283,8 @@ class SchedulerSide:
 
     def finished(self, request: Any) -> dict[str, Any] | None:
         """A request ended, whichever way. Returns the hand-off record, where one is wanted."""
+        self._adapters.used(request)
+        self._looks.pop(request.request_id, None)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return None
@@ -329,12 +348,14 @@ class SchedulerSide:
         for tracked in self._requests.values():
             self._drop_hit(tracked)
             tracked.loads = tracked.stores = False
+        self._looks.clear()
         self._adapters.forget()
         self._events.cleared()
 
     def close(self) -> None:
         for tracked in self._requests.values():
             self._drop_hit(tracked)
+        self._adapters.close()
         self._connection.close()
 
     # -- inside ----------------------------------------------------------------------------------

@@ -108,6 +108,14 @@ class WarehouseOffloadingConnector(OffloadingConnector):
         self._scheduler_link.begin(request)
         super().on_new_request(request)
 
+    def request_finished(self, request: Any, block_ids: list[int]) -> Any:
+        self._scheduler_link.ended(request)
+        return super().request_finished(request, block_ids)
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> Any:
+        self._scheduler_link.ended(request)
+        return super().request_finished_all_groups(request, block_ids)
+
     def build_connector_meta(self, scheduler_output: Any) -> WatchedStep:
         link = self._scheduler_link
         link.step_begins()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from kvwarehouse_connectors.core.hooks import never_raises
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.adapters import Adapters
+from kvwarehouse_connectors.vllm.adapters import AdapterLook, Adapters
 from kvwarehouse_connectors.vllm.weights_watch import CacheEpochs
 from kvwarehouse_connectors.vllm.wishes import LOAD, STORE, switch
 from kvwarehouse_connectors.vllm_tier.rank_rows import RankRows
@@ -50,28 +50,33 @@ class EngineLink:
         self.epochs = CacheEpochs()
         self.step = -1
         """That is being made, or was made last."""
+        self.adapters = Adapters()
         self._ranks = int(vllm_config.parallel_config.world_size)
-        self._adapters = Adapters()
-        self._current: tuple[str, RequestFacts] = ("", _NOTHING)
+        self._current: tuple[str, RequestFacts, AdapterLook | None] = ("", _NOTHING, None)
 
     @never_raises()
     def begin(self, request: Any) -> None:
         """Before the tiers hear of a request."""
-        self._current = (request.request_id, _NOTHING)
-        adapter = self._adapters.fingerprint(request.lora_request)
-        if self.epochs.mixed:
-            return
+        self._current = (request.request_id, _NOTHING, None)
+        look = self.adapters.look(request.lora_request)
         # Tokens of a session may be taken back, and media may have names of their own.
-        if adapter is None or request.resumable or compat.own_media(request, self.vllm_config):
+        named = compat.own_media(request, self.vllm_config)
+        if self.epochs.mixed or request.resumable or named:
             return
         params = request.kv_transfer_params
-        facts = RequestFacts(adapter, switch(params, LOAD), switch(params, STORE))
-        self._current = (request.request_id, facts)
+        facts = RequestFacts(loads=switch(params, LOAD), stores=switch(params, STORE))
+        self._current = (request.request_id, facts, look)
 
-    def facts(self, request_id: str) -> RequestFacts:
-        """Of the request that the tiers hear of now; another one's has nothing to do with them."""
-        known, facts = self._current
-        return facts if known == request_id else _NOTHING
+    def facts(self, request_id: str) -> tuple[RequestFacts, AdapterLook | None]:
+        """Of the request that the tiers hear of now; another one's has nothing to do with them.
+        With a look at its adapter they hold once that is known; its fingerprint is then the twist.
+        """
+        known, facts, look = self._current
+        return (facts, look) if known == request_id else (_NOTHING, None)
+
+    @never_raises()
+    def ended(self, request: Any) -> None:
+        self.adapters.used(request)
 
     @never_raises()
     def step_begins(self) -> None:
@@ -94,10 +99,6 @@ class EngineLink:
         requests have blocks of it."""
         self.epochs.was_reset()
         self.epochs.begin()
-
-    def forget_adapters(self) -> None:
-        """The engine's cache was reset, with all blocks of earlier adapters in it."""
-        self._adapters.forget()
 
 
 _LINK: ContextVar[EngineLink | None] = ContextVar("kvwarehouse_engine_link", default=None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.hooks import never_raises
+from kvwarehouse_connectors.vllm.adapters import AdapterLook
 from kvwarehouse_connectors.vllm_tier import identity
 from kvwarehouse_connectors.vllm_tier.chunks import Rows
 from kvwarehouse_connectors.vllm_tier.handover import current_link
@@ -21,7 +23,7 @@ from kvwarehouse_connectors.vllm_tier.jobs import JobOutcome
 from kvwarehouse_connectors.vllm_tier.metrics import CountsSinceLast, definitions
 from kvwarehouse_connectors.vllm_tier.rank_rows import RankRows
 from kvwarehouse_connectors.vllm_tier.settings import read_settings
-from kvwarehouse_connectors.vllm_tier.tier_core import LookupAnswer, TierCore
+from kvwarehouse_connectors.vllm_tier.tier_core import LookupAnswer, RequestFacts, TierCore
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class WarehouseTier(SecondaryTierManager):
                 code="no_weights",
             )
         self._link = link
+        self._with_adapters: dict[str, tuple[RequestFacts, AdapterLook]] = {}  # not known yet
         self._weights = identity.all_weights(link.vllm_config, self._settings)
         self._core = TierCore(self._settings, _rows_of(primary_kv_view))
         self._counts = CountsSinceLast()
@@ -93,6 +96,7 @@ class WarehouseTier(SecondaryTierManager):
         self._core.weights_known(step)
 
     def forget(self) -> None:
+        self._with_adapters.clear()
         self._core.forget()
 
     # -- a request ---------------------------------------------------------------------------------
@@ -103,10 +107,31 @@ class WarehouseTier(SecondaryTierManager):
 
     @never_raises()
     def _begin(self, request_id: str) -> None:
-        self._core.begin(request_id, self._link.facts(request_id))
+        facts, look = self._link.facts(request_id)
+        if look is None:
+            self._core.begin(request_id, facts)
+        else:
+            self._core.begin(request_id, RequestFacts(loads=False, stores=False))
+            self._with_adapters[request_id] = (facts, look)
+
+    @never_raises(default=False)
+    def _await_adapter(self, request_id: str) -> bool:
+        """Whether it is not known yet which weights a request's adapter has."""
+        if request_id not in self._with_adapters:
+            return False
+        facts, look = self._with_adapters[request_id]
+        if self._link.adapters.pending(look):
+            return True
+        del self._with_adapters[request_id]
+        twist = self._link.adapters.fingerprint(look)
+        if twist is not None:
+            self._core.begin(request_id, replace(facts, twist=twist))
+        return False
 
     @never_raises(default=LookupResult.MISS)
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
+        if self._with_adapters and self._await_adapter(req_context.req_id):
+            return LookupResult.RETRY
         return _RESULTS[self._core.lookup(req_context.req_id, key)]
 
     @never_raises()
@@ -115,6 +140,7 @@ class WarehouseTier(SecondaryTierManager):
 
     @never_raises()
     def on_request_finished(self, req_context: Any) -> None:
+        self._with_adapters.pop(req_context.req_id, None)
         self._core.end(req_context.req_id)
 
     # -- jobs --------------------------------------------------------------------------------------
@@ -128,6 +154,7 @@ class WarehouseTier(SecondaryTierManager):
         request = job_metadata.req_context
         rows = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
         position = request.get_offload_key_position
+        self._await_adapter(request.req_id)
         self._core.store(job_metadata.job_id, request.req_id, rows, position, self._link.step)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -142,10 +169,12 @@ class WarehouseTier(SecondaryTierManager):
 
     def drain_jobs(self) -> None:
         """The one sign of a reset that a tier gets. Blocks for the jobs that run."""
+        self._with_adapters.clear()
         self._core.drain()
-        self._link.forget_adapters()
+        self._link.adapters.forget()
 
     def shutdown(self) -> None:
+        self._link.adapters.close()
         self._core.close()
 
 

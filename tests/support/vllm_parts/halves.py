@@ -165,10 +165,21 @@ class Engine:
 
     def promised(self, request: Any, local_tokens: int = 0) -> int:
         """What the scheduler would load for this request; it is forgotten again."""
-        self.scheduler.on_new_request(request)
+        self.begin(request)
         tokens, _ = self.scheduler.matched(request, local_tokens)
         self.scheduler.finished(request)
         return int(tokens or 0)
+
+    def begin(self, request: Any) -> None:
+        """A request comes, and waits until its adapter is known, if it has one."""
+        self.scheduler.on_new_request(request)
+
+        def known() -> bool:
+            self.scheduler.matched(request, 0)
+            return request.request_id not in self.scheduler._looks
+
+        if request.lora_request is not None:
+            eventually(known, "the adapter is known")
 
     def load(self, request: Any, tables: list[list[int]], local_tokens: int = 0) -> int:
         """Matches, metadata and waits for a load; the tokens promised."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -39,6 +43,17 @@ def request(
         block_hasher=get_request_block_hasher(hash_tokens, function),
         **options,
     )
+
+
+def write_adapter(folder: Path, value: float, name: str = "adapter_model.safetensors") -> Path:
+    """An adapter whose weights are `value`, of the same size whatever it is; what was there before
+    is replaced, as trainers do."""
+    folder.mkdir(exist_ok=True)
+    fresh = folder / "fresh"
+    save_file({"a": np.full((8, 8), value, np.float32)}, fresh)
+    fresh.replace(folder / name)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    return folder
 
 
 def adapter(path: str, *, name: str = "a", number: int = 1, inplace: bool = False) -> LoRARequest:

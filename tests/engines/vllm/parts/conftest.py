@@ -9,9 +9,17 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_connectors.vllm import adapters
 from vllm_parts.halves import Engine
 from vllm_parts.prompts import one_group
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the machine is so busy that the thread that reads adapters comes late."""
+    monkeypatch.setattr(adapters, "_PATIENCE_S", DEADLINE_S)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_who_may_not_store_orders_no_store(
 ) -> None:
     with Engine(shared.address, one_group, settings) as engine:
         one = request(tokens(rng, 160), **options)
-        engine.scheduler.on_new_request(one)
+        engine.begin(one)
         engine.compute(one, [list(range(1, 11))], 160)
         assert engine.workers[0].stats() is None
         assert engine.workers[0]._store_queue._ring.used_bytes == 0

@@ -48,7 +48,7 @@ from kvwarehouse_connectors.vllm_tier.rank_rows import (
 )
 from kvwarehouse_connectors.vllm_tier.settings import read_settings
 from kvwarehouse_connectors.vllm_tier.tier_core import RequestFacts
-from vllm_parts.requests import adapter, request, tokens
+from vllm_parts.requests import adapter, request, tokens, write_adapter
 from vllm_parts.specs import config as cache_config
 from vllm_parts.specs import full, window
 from vllm_parts.tiering import BLOCK_BYTES, NARROW, ROWS, STEP, Manager, entry, model, offloading
@@ -304,7 +304,9 @@ def test_tier_has_no_part_of_its_memory_left_over(manager: Manager) -> None:
 def facts(**options: Any) -> RequestFacts:
     link = EngineLink(model())
     link.begin(request([1] * 16, **options))
-    return link.facts("r")
+    found, look = link.facts("r")
+    assert look is None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -322,19 +324,35 @@ def test_request_is_served_as_it_says_and_as_its_keys_name_it(
     assert facts(**options) == expected
 
 
-def test_adapters_are_told_apart_by_their_weights(tmp_path: Path) -> None:
+@pytest.fixture
+def start(shared: Serving, request: pytest.FixtureRequest) -> Iterator[Callable[[], Manager]]:
+    """start(): a further engine with the same namespaces."""
+    made: list[Manager] = []
+
+    def started() -> Manager:
+        made.append(Manager(shared.address, salt=request.node.nodeid[:200]).connected())
+        return made[-1]
+
+    yield started
+    for manager in made:
+        manager.vllm.shutdown()
+
+
+def test_adapters_are_told_apart_by_their_weights(
+    start: Callable[[], Manager], tmp_path: Path, seed: int
+) -> None:
     """Also at the same path and under the same name."""
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    found = []
-    for value in (1.0, 2.0):
-        save_file({"w": np.full((8, 8), value, np.float32)}, folder / "adapter_model.safetensors")
-        found.append(facts(lora_request=adapter(str(folder))).twist)
-    assert found[0]
-    assert found[1]
-    assert found[0] != found[1]
-    nowhere = facts(lora_request=adapter(str(tmp_path / "nowhere")))
-    assert nowhere == RequestFacts(loads=False, stores=False)
+    lora, named = adapter(str(write_adapter(tmp_path / "one", 1.0))), keys(seed)
+    first, second, third = start(), start(), start()
+    context = first.begin("r", lora_request=lora)
+    assert first.found(context, named) == [MISS] * 4
+    first.store(context, named, seed)
+    assert second.found(second.begin("r", lora_request=lora), named) == [HIT] * 4
+    write_adapter(tmp_path / "one", 2.0)
+    assert third.found(third.begin("r", lora_request=lora), named) == [MISS] * 4
+    nowhere = third.begin("nowhere", lora_request=adapter("/nowhere", name="b", number=2))
+    assert third.found(nowhere, named) == [MISS] * 4
+    assert third.found(third.begin("none"), named) == [MISS] * 4
 
 
 # -- where a group's bytes lie ---------------------------------------------------------------------
