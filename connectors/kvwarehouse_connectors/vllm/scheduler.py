@@ -349,7 +349,6 @@ class SchedulerSide:
             self._drop_hit(tracked)
             tracked.loads = tracked.stores = False
         self._looks.clear()
-        self._adapters.forget()
         self._events.cleared()
 
     def close(self) -> None:
@@ -362,8 +361,10 @@ class SchedulerSide:
 
     def _was_reset(self) -> bool:
         seen = self._epochs.was_reset()
-        if seen and self._holes is not None:
-            self._holes.clear()
+        if seen:
+            self._adapters.forget()
+            if self._holes is not None:
+                self._holes.clear()
         return seen
 
     def _see_resets(self) -> None:

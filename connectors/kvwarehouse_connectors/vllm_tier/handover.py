@@ -97,7 +97,8 @@ class EngineLink:
     def was_reset(self) -> None:
         """After the tiers were drained, and vLLM's CPU tier is empty. vLLM's cache is, too, unless
         requests have blocks of it."""
-        self.epochs.was_reset()
+        if self.epochs.was_reset():
+            self.adapters.forget()
         self.epochs.begin()
 
 

@@ -171,7 +171,6 @@ class WarehouseTier(SecondaryTierManager):
         """The one sign of a reset that a tier gets. Blocks for the jobs that run."""
         self._with_adapters.clear()
         self._core.drain()
-        self._link.adapters.forget()
 
     def shutdown(self) -> None:
         self._link.adapters.close()

@@ -310,3 +310,29 @@ def test_request_that_does_not_wait_for_its_adapter_is_computed(
     engine.compute(one, [list(range(1, 11))], 160)
     assert engine.scheduler.matched(one, 0) == (0, False)
     assert engine.workers[0]._store_queue._ring.used_bytes == 0
+
+
+def test_reset_in_which_vllms_cache_was_not_reset_forgets_no_adapter(
+    engine: Engine, tmp_path: Path, rng: random.Random
+) -> None:
+    """vLLM resets its connector also where blocks in use keep it from resetting its own cache,
+    which then has blocks of the old weights under the same hashes."""
+    pool = SimpleNamespace(cached_block_hash_to_block=object())
+    engine.scheduler.set_cache_manager(SimpleNamespace(block_pool=pool))
+
+    def stores(number: int) -> bool:
+        one = request(tokens(rng, 32), lora_request=adapter(str(tmp_path / "one"), number=number))
+        engine.begin(one)
+        found = engine.scheduler._requests["r"].stores
+        engine.scheduler.finished(one)
+        return found
+
+    write_adapter(tmp_path / "one", 1.0)
+    assert stores(1)
+    write_adapter(tmp_path / "one", 2.0)
+    assert not stores(2)
+    engine.scheduler.reset()
+    assert not stores(2)
+    pool.cached_block_hash_to_block = object()
+    engine.scheduler.reset()
+    assert stores(2)

@@ -355,6 +355,35 @@ def test_adapters_are_told_apart_by_their_weights(
     assert third.found(third.begin("none"), named) == [MISS] * 4
 
 
+def test_reset_in_which_vllms_cache_was_not_reset_forgets_no_adapter(
+    start: Callable[[], Manager], tmp_path: Path
+) -> None:
+    """vLLM resets its connector also where blocks in use keep it from resetting its own cache,
+    which then has blocks of the old weights under the same hashes."""
+    pool = SimpleNamespace(cached_block_hash_to_block=object())
+    manager = start()
+    manager.link.epochs.watch(SimpleNamespace(block_pool=pool))
+
+    def known(number: int) -> bool:
+        lora = adapter(str(tmp_path / "one"), number=number)
+        context = manager.begin("r", lora_request=lora)
+        _, look = manager.link.facts("r")
+        manager.found(context, [key("x")])
+        return manager.link.adapters.fingerprint(look) is not None
+
+    write_adapter(tmp_path / "one", 1.0)
+    assert known(1)
+    write_adapter(tmp_path / "one", 2.0)
+    assert not known(2)
+    manager.reset()
+    manager.link.was_reset()
+    assert not known(2)
+    pool.cached_block_hash_to_block = object()
+    manager.reset()
+    manager.link.was_reset()
+    assert known(2)
+
+
 # -- where a group's bytes lie ---------------------------------------------------------------------
 
 
