@@ -1,11 +1,13 @@
 """LoRA adapters by their weights: vLLM's hashes have only their names and paths.
 
 No hook tells which weights the workers loaded. So an adapter is what its files were when a request
-with it first came, for as long as they stay so: a thread looks at them for each request. What
-cannot be known is None, and such requests neither load nor store:
+with it first came, for as long as they stay so: a thread looks at them for each request, and again
+and again while requests compute. What cannot be known is None, and such requests neither load nor
+store:
 - Files that changed: the engine may have the old weights or the new under this number, for good.
 - A name and path under which vLLM's cache has blocks of other files, until that cache is reset:
   the blocks have the same hashes.
+- An adapter that is loaded anew with each step (load_inplace).
 - A name of the hub before the engine has used it: vLLM downloads what is newest there.
 
 The thread may hang in a file system; nobody waits for it longer than a moment.
@@ -19,6 +21,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +33,9 @@ _log = logging.getLogger(__name__)
 _MOST_KNOWN = 16_384
 # A request waits for its look so long; vLLM itself waits for the same files without a bound.
 _PATIENCE_S = 2.0
+# While requests compute, files are looked at so often, and what was seen counts for so long.
+_LOOK_EVERY_S = 0.1
+_FRESH_S = 1.0
 
 
 @dataclass(eq=False)
@@ -43,6 +49,8 @@ class _Adapter:
     """Looks, of those that were asked for."""
     asked_s: float = 0.0
     """When the first was asked for that is not answered."""
+    looked_s: float = float("-inf")
+    """When the last began that is answered."""
     waiting: bool = False
     used: bool = False
     """A request with it has computed: the engine has loaded it."""
@@ -52,12 +60,13 @@ class _Adapter:
     """Nobody can know what weights it has."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AdapterLook:
     """At a request's adapter, after the request came."""
 
     adapter: _Adapter
     number: int
+    renewed: bool = False
 
 
 class Adapters:
@@ -78,7 +87,7 @@ class Adapters:
         name = (str(lora.lora_name), str(lora.lora_path))
         with self._changed:
             adapter = self._of_number(int(lora.lora_int_id), name)
-            if adapter.name != name:
+            if adapter.name != name or getattr(lora, "load_inplace", False):
                 self._lose(adapter, "another one is loaded in its place")
             if adapter.lost:
                 self._cached[name] = None
@@ -87,10 +96,17 @@ class Adapters:
     def pending(self, look: AdapterLook) -> bool:
         """Whether the request should wait, a moment, for what the look finds."""
         with self._changed:
-            adapter = look.adapter
-            if adapter.lost or self._closed or adapter.answered >= look.number:
+            adapter, now = look.adapter, time.monotonic()
+            if adapter.lost or self._closed:
                 return False
-            return time.monotonic() < adapter.asked_s + _PATIENCE_S
+            if adapter.answered < look.number:
+                return now < adapter.asked_s + _PATIENCE_S
+            if now <= adapter.looked_s + _FRESH_S or look.renewed:
+                return False
+            # The request has waited for its turn since then.
+            look.renewed = True
+            look.number = self._ask(adapter)
+            return True
 
     def fingerprint(self, look: AdapterLook | None) -> bytes | None:
         """32 bytes for the adapter of a request, b"" for none of its own; None where it is not
@@ -99,6 +115,20 @@ class Adapters:
             return b""
         with self._changed:
             return self._digest(look)
+
+    def still_known(self, look: AdapterLook) -> bool:
+        """Of a request that computes: whether its KV is of the fingerprint, as far as the files
+        tell that were looked at a moment ago."""
+        with self._changed:
+            self._keep_fresh(look.adapter)
+            fresh = time.monotonic() <= look.adapter.looked_s + _FRESH_S
+            return fresh and self._digest(look) is not None
+
+    def keep_fresh(self, looks: Iterable[AdapterLook]) -> None:
+        """With each step, of requests that compute."""
+        with self._changed:
+            for adapter in {look.adapter for look in looks}:
+                self._keep_fresh(adapter)
 
     def used(self, request: Any) -> None:
         """A request has ended."""
@@ -158,6 +188,11 @@ class Adapters:
             self._thread.start()
         return adapter.asked
 
+    def _keep_fresh(self, adapter: _Adapter) -> None:
+        answered = adapter.answered == adapter.asked
+        if answered and time.monotonic() > adapter.looked_s + _LOOK_EVERY_S:
+            self._ask(adapter)
+
     def _digest(self, look: AdapterLook) -> bytes | None:
         adapter = look.adapter
         if adapter.digest is None or adapter.answered < look.number:
@@ -173,8 +208,8 @@ class Adapters:
         adapter.lost, adapter.digest = True, None
         self._cached[adapter.name] = None
 
-    def _answer(self, adapter: _Adapter, look: int, seen: _Seen) -> None:
-        adapter.answered, adapter.asked_s = look, time.monotonic()
+    def _answer(self, adapter: _Adapter, look: int, began_s: float, seen: _Seen) -> None:
+        adapter.answered, adapter.looked_s, adapter.asked_s = look, began_s, time.monotonic()
         if adapter.lost or seen.signature is None:
             return
         first = adapter.signature is None
@@ -209,7 +244,7 @@ class Adapters:
                 adapter = self._waiting.popleft()
                 adapter.waiting = False
                 look, first, used = adapter.asked, adapter.signature is None, adapter.used
-            seen = _Seen()
+            began_s, seen = time.monotonic(), _Seen()
             failed: Exception | None = None
             try:
                 seen = _see(adapter.name[1], first, used)
@@ -218,7 +253,7 @@ class Adapters:
             with self._changed:
                 if failed is not None:
                     self._lose(adapter, failed)
-                self._answer(adapter, look, seen)
+                self._answer(adapter, look, began_s, seen)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ class SchedulerSide:
             stores=stores,
             releases=releases,
             epoch=self._epochs.epoch,
+            look=look,
             handoff=self._coordinator.received(params)
             if loads and self._coordinator is not None
             else None,
@@ -202,7 +203,7 @@ class SchedulerSide:
             tracked.stores = tracked.stores and not self._holes.found_in(local_hashes)
         if tracked is None or not tracked.loads or request.skip_reading_prefix_cache:
             return 0, False
-        if self._epochs.mixed:
+        if self._epochs.mixed or self._adapters.fingerprint(tracked.look) is None:
             return 0, False
         hit = tracked.hit
         if hit is None or hit.local_tokens != local_tokens:
@@ -381,12 +382,27 @@ class SchedulerSide:
         if matcher is None or self._planner is None:
             return []
         try:
-            return self._planner.plan(step, self._requests, matcher, self._epochs.epoch)
+            requests = self._of_known_adapters(step)
+            return self._planner.plan(step, requests, matcher, self._epochs.epoch)
         except kvw.WarehouseError as error:
             self._lost(error)
         except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it
             _log.exception("kvwarehouse: a step's stores could not be planned")
         return []
+
+    def _of_known_adapters(self, step: Any) -> Mapping[str, VllmRequest]:
+        """The requests, without those of the step whose adapter's files have changed, or were not
+        looked at for a while: these store in later steps what can wait."""
+        unknown = set()
+        for request_id in step.num_scheduled_tokens:
+            tracked = self._requests.get(request_id)
+            if tracked is None or tracked.look is None or not tracked.stores:
+                continue
+            if not self._adapters.still_known(tracked.look):
+                unknown.add(request_id)
+        if not unknown:
+            return self._requests
+        return {name: one for name, one in self._requests.items() if name not in unknown}
 
     def _matcher(self) -> PrefixMatcher | None:
         """None while there is no daemon that knows our namespaces."""

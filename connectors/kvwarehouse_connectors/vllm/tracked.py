@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvwarehouse_connectors.core.store_planner import TrackedRequest
+from kvwarehouse_connectors.vllm.adapters import AdapterLook
 from kvwarehouse_connectors.vllm.handoff import Handoff
 
 
@@ -16,6 +17,8 @@ class VllmRequest(TrackedRequest):
     request: Any
     epoch: int
     """Of the engine when the request came; it stores into no later one."""
+    look: AdapterLook | None = None
+    """At its adapter's files; None where it has no adapter."""
     handoff: Handoff | None = None
     """What another engine said it stores of this prompt; until that is there, or given up."""
     releases: bool = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,14 @@ _RESULTS = {
     LookupAnswer.COMING: LookupResult.RETRY,
     LookupAnswer.MISS: LookupResult.MISS,
 }
+
+
+@dataclass
+class _AdapterRequest:
+    """A request with an adapter. facts: what holds once the adapter is known; None: it holds."""
+
+    look: AdapterLook
+    facts: RequestFacts | None
 
 
 class WarehouseTier(SecondaryTierManager):
@@ -65,7 +73,7 @@ class WarehouseTier(SecondaryTierManager):
                 code="no_weights",
             )
         self._link = link
-        self._with_adapters: dict[str, tuple[RequestFacts, AdapterLook]] = {}  # not known yet
+        self._with_adapters: dict[str, _AdapterRequest] = {}
         self._weights = identity.all_weights(link.vllm_config, self._settings)
         self._core = TierCore(self._settings, _rows_of(primary_kv_view))
         self._counts = CountsSinceLast()
@@ -112,21 +120,33 @@ class WarehouseTier(SecondaryTierManager):
             self._core.begin(request_id, facts)
         else:
             self._core.begin(request_id, RequestFacts(loads=False, stores=False))
-            self._with_adapters[request_id] = (facts, look)
+            self._with_adapters[request_id] = _AdapterRequest(look, facts)
 
-    @never_raises(default=False)
     def _await_adapter(self, request_id: str) -> bool:
         """Whether it is not known yet which weights a request's adapter has."""
-        if request_id not in self._with_adapters:
+        asked = self._with_adapters.get(request_id)
+        if asked is None:
             return False
-        facts, look = self._with_adapters[request_id]
-        if self._link.adapters.pending(look):
+        if asked.facts is None:
+            if self._link.adapters.fingerprint(asked.look) is None:
+                self._core.distrust(request_id)
+            return False
+        if self._link.adapters.pending(asked.look):
             return True
-        del self._with_adapters[request_id]
-        twist = self._link.adapters.fingerprint(look)
+        twist = self._link.adapters.fingerprint(asked.look)
         if twist is not None:
-            self._core.begin(request_id, replace(facts, twist=twist))
+            self._core.begin(request_id, replace(asked.facts, twist=twist))
+        asked.facts = None
         return False
+
+    @never_raises()
+    def _look_again(self, request_id: str) -> None:
+        """Before a request's blocks are stored: its adapter's files may have changed."""
+        asked = self._with_adapters.get(request_id)
+        if asked is None or self._await_adapter(request_id):
+            return
+        if not self._link.adapters.still_known(asked.look):
+            self._core.distrust(request_id)
 
     @never_raises(default=LookupResult.MISS)
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
@@ -136,6 +156,7 @@ class WarehouseTier(SecondaryTierManager):
 
     @never_raises()
     def on_schedule_end(self, context: Any) -> None:
+        self._link.adapters.keep_fresh(asked.look for asked in self._with_adapters.values())
         self._core.step_ends()
 
     @never_raises()
@@ -154,7 +175,7 @@ class WarehouseTier(SecondaryTierManager):
         request = job_metadata.req_context
         rows = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
         position = request.get_offload_key_position
-        self._await_adapter(request.req_id)
+        self._look_again(request.req_id)
         self._core.store(job_metadata.job_id, request.req_id, rows, position, self._link.step)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:

@@ -122,6 +122,13 @@ class TierCore:
         twist = (self._epoch_twist + facts.twist)[:_TWIST_BYTES]
         self._requests[request_id] = _Request(RequestFacts(twist, facts.loads, facts.stores))
 
+    def distrust(self, request_id: str) -> None:
+        """What its keys stand for is not known any more: it neither loads nor stores."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.to_fetch.clear()
+            request.facts = RequestFacts(loads=False, stores=False)
+
     def end(self, request_id: str) -> None:
         """Its jobs go on."""
         request = self._requests.pop(request_id, None)

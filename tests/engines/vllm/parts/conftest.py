@@ -20,6 +20,7 @@ from vllm_parts.prompts import one_group
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the machine is so busy that the thread that reads adapters comes late."""
     monkeypatch.setattr(adapters, "_PATIENCE_S", DEADLINE_S)
+    monkeypatch.setattr(adapters, "_FRESH_S", DEADLINE_S)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import threading
@@ -117,6 +118,21 @@ def test_adapter_that_the_engine_loads_anew_is_not_shared_before_a_reset(
     look = answered(adapters, again)
     adapters.forget()
     assert adapters.fingerprint(look) == known(start(), again), "a reset with nothing to forget"
+
+
+def test_adapter_that_is_loaded_anew_with_each_step_is_never_shared(
+    adapters: Adapters, tmp_path: Path
+) -> None:
+    """vLLM reads the files of a load_inplace adapter whenever it applies it."""
+    folder = str(write_adapter(tmp_path / "one", 1.0))
+    assert known(adapters, adapter(folder))
+    assert known(adapters, adapter(folder, inplace=True)) is None
+    assert known(adapters, adapter(folder)) is None, "its weights are those of the last load"
+    assert known(adapters, adapter(folder, number=2)) is None, "vLLM's cache has blocks of it"
+    adapters.forget()
+    assert known(adapters, adapter(folder, inplace=True)) is None
+    adapters.forget()
+    assert known(adapters, adapter(folder, number=2))
 
 
 @pytest.mark.parametrize("content", [None, "empty", "no config"])
@@ -265,6 +281,30 @@ def test_nobody_waits_for_a_file_system_that_hangs(
     assert known(adapters, lora)
 
 
+def test_request_that_waited_for_its_turn_has_its_adapter_looked_at_again(
+    adapters: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(tmp_path / "one", 1.0)
+    look = answered(adapters, adapter(str(folder)))
+    assert adapters.fingerprint(look)
+    write_adapter(folder, 2.0)
+    monkeypatch.setattr(module, "_FRESH_S", 0.0)
+    assert adapters.pending(look)
+    eventually(lambda: not adapters.pending(look), "it was looked at again")
+    assert adapters.fingerprint(look) is None
+
+
+def test_adapter_that_was_not_looked_at_for_a_while_is_not_known_to_be_the_same(
+    adapters: Adapters, hanging: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging.set()
+    look = answered(adapters, adapter(str(write_adapter(tmp_path / "one", 1.0))))
+    assert adapters.still_known(look)
+    hanging.clear()
+    monkeypatch.setattr(module, "_FRESH_S", 0.0)
+    assert not adapters.still_known(look)
+
+
 def test_engine_that_has_had_too_many_adapters_says_so(
     adapters: Adapters,
     tmp_path: Path,
@@ -310,6 +350,33 @@ def test_request_that_does_not_wait_for_its_adapter_is_computed(
     engine.compute(one, [list(range(1, 11))], 160)
     assert engine.scheduler.matched(one, 0) == (0, False)
     assert engine.workers[0]._store_queue._ring.used_bytes == 0
+
+
+def test_running_request_stores_nothing_once_its_adapters_files_have_changed(
+    shared: Serving, tmp_path: Path, rng: random.Random
+) -> None:
+    """vLLM loads them anew when others had needed the adapter's place, and tells nobody."""
+    folder = write_adapter(tmp_path / "one", 1.0)
+    kept = shutil.copytree(folder, tmp_path / "kept")
+    lora, ids, blocks = adapter(str(folder)), tokens(rng, 160), [list(range(1, 11))]
+    with Engine(shared.address, one_group) as engine, Engine(shared.address, one_group) as other:
+        one = request(ids, lora_request=lora)
+        engine.begin(one)
+        engine.fill(blocks[0])
+        engine.compute(one, blocks, 80)
+        write_adapter(folder, 2.0)
+        look = engine.scheduler._requests["r"].look
+        assert look is not None
+        eventually(lambda: not engine.scheduler._adapters.still_known(look), "the change is seen")
+        engine.compute(one, blocks, 80)
+        # Stores keep their order: what comes after is there, so what was before would be.
+        after = tokens(rng, 32)
+        engine.begin(request(after, name="after"))
+        engine.compute(engine.scheduler._requests["after"].request, blocks, 32)
+        engine.stored(request([*after, 7], name="look"), 32)
+        shutil.rmtree(folder)
+        os.rename(kept, folder)
+        assert other.promised(request([*ids, 7], name="again", lora_request=lora)) == 80
 
 
 def test_reset_in_which_vllms_cache_was_not_reset_forgets_no_adapter(

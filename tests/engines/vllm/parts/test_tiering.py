@@ -355,6 +355,46 @@ def test_adapters_are_told_apart_by_their_weights(
     assert third.found(third.begin("none"), named) == [MISS] * 4
 
 
+def trusted(manager: Manager, name: str) -> bool:
+    """Whether the adapter of a request was known before a step."""
+    look = manager.tier._with_adapters[name].look
+    known = manager.link.adapters.fingerprint(look) is not None
+    manager.step()
+    return known
+
+
+def test_nothing_is_stored_once_an_adapters_files_have_changed_beneath_a_request(
+    start: Callable[[], Manager], tmp_path: Path, seed: int
+) -> None:
+    """The workers may load them anew at any time."""
+    lora, named = adapter(str(write_adapter(tmp_path / "one", 1.0))), keys(seed)
+    first = start()
+    context = first.begin("r", lora_request=lora)
+    assert first.found(context, named) == [MISS] * 4
+    first.store(context, named[:2], seed)
+    write_adapter(tmp_path / "one", 2.0)
+    eventually(lambda: not trusted(first, "r"), "the change is seen")
+    first.store(context, named[2:], seed)
+    assert first.tier._core.totals["stored_chunks"] == 2
+
+
+def test_nothing_is_loaded_once_an_adapters_files_have_changed_beneath_a_request(
+    start: Callable[[], Manager], tmp_path: Path, seed: int
+) -> None:
+    """As it is asked for again after a preemption."""
+    lora, named = adapter(str(write_adapter(tmp_path / "one", 1.0))), keys(seed)
+    first, second = start(), start()
+    context = first.begin("r", lora_request=lora)
+    assert first.found(context, named) == [MISS] * 4
+    first.store(context, named, seed)
+    again = second.begin("again", lora_request=lora)
+    assert second.found(again, named) == [HIT] * 4
+    write_adapter(tmp_path / "one", 2.0)
+    eventually(lambda: not trusted(second, "again"), "the change is seen")
+    second.forget()
+    assert second.found(again, named) == [MISS] * 4
+
+
 def test_reset_in_which_vllms_cache_was_not_reset_forgets_no_adapter(
     start: Callable[[], Manager], tmp_path: Path
 ) -> None:
@@ -366,10 +406,8 @@ def test_reset_in_which_vllms_cache_was_not_reset_forgets_no_adapter(
 
     def known(number: int) -> bool:
         lora = adapter(str(tmp_path / "one"), number=number)
-        context = manager.begin("r", lora_request=lora)
-        _, look = manager.link.facts("r")
-        manager.found(context, [key("x")])
-        return manager.link.adapters.fingerprint(look) is not None
+        manager.found(manager.begin("r", lora_request=lora), [key("x")])
+        return trusted(manager, "r")
 
     write_adapter(tmp_path / "one", 1.0)
     assert known(1)
