@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from testkit import damage
+from vllm_rig import adapters
 from vllm_rig.bay import Bay
 from vllm_rig.compare import assert_same, difference
 from vllm_rig.daemon import Daemon
@@ -48,6 +50,28 @@ def test_prompt_comes_back_from_the_tier_also_in_the_next_engine(
     again = tiering.engine.ask(ask, SOON_S)
     assert again.cached == WHOLE
     assert_same(cold, again)
+
+
+def test_prompt_with_an_adapter_comes_back_for_that_adapter_only(
+    bay: Bay,
+    daemon: Daemon,
+    stored_pages: StoredPages,
+    checkpoint: Path,
+    tmp_path: Path,
+    rng: random.Random,
+) -> None:
+    """Also the first prompt: it waits until the adapter's files were read."""
+    options = {"enable_lora": True, "max_lora_rank": adapters.RANK, "max_loras": 2}
+    tiering = Tiering(bay, daemon, stored_pages, checkpoint, **options)
+    path = adapters.write(tmp_path / "adapter", checkpoint, seed=1)
+    ask = Ask(prompt(rng, TOKENS), lora=("one", str(path)))
+    cold = tiering.stored(ask, TOKENS // BLOCK)
+    warm = tiering.reloaded(ask, rng)
+    assert warm.cached == WHOLE
+    assert_same(cold, warm)
+    plain = tiering.engine.ask(replace(ask, lora=None))
+    assert plain.cached == 0
+    assert difference(cold, plain), "the adapter changes nothing"
 
 
 def test_prompts_at_once_that_share_a_begin_are_right(tiering: Tiering, rng: random.Random) -> None:
