@@ -138,6 +138,8 @@ class SchedulerSide:
             saves=self._saves,
         )
         self._loads, self._saves = [], []
+        if self._planner is not None:
+            self.counts.add("dropped_blocks", self._planner.take_dropped())
         for order in metadata.loads:
             tracked = self._requests.get(order.request_id)
             if tracked is not None and order.waits and tracked.loading is not None:
@@ -153,6 +155,8 @@ class SchedulerSide:
         name = compat.request_id(request)
         tracked = self._requests.get(name)
         held = tracked is not None and self._hold(name, tracked)
+        if tracked is not None and self._planner is not None:
+            self._planner.ended(tracked)
         self._forget(name)
         return held
 

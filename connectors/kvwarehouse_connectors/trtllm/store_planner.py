@@ -13,7 +13,11 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.prefix_matcher import PrefixMatcher
-from kvwarehouse_connectors.core.store_planner import StorePlanner, can_catch_up
+from kvwarehouse_connectors.core.store_planner import (
+    FilledBlocks,
+    StorePlanner,
+    can_catch_up,
+)
 from kvwarehouse_connectors.trtllm.parts import ABSENT
 from kvwarehouse_connectors.trtllm.settings import Settings
 from kvwarehouse_connectors.trtllm.tracked import TrtllmRequest
@@ -34,18 +38,24 @@ class TrtllmStorePlanner(StorePlanner[TrtllmRequest]):
     def plan(self, scheduled: Iterable[TrtllmRequest], matcher: PrefixMatcher) -> list[PageRun]:
         """The blocks that are full when this step has run."""
         runs = self._begin(self._step_bytes)
-        for tracked in scheduled:
-            if tracked.stores:
-                for place in range(len(self._groups)):
-                    self._add_part(tracked, place, matcher, runs)
+        filled = [
+            self._filled(tracked, place)
+            for tracked in scheduled
+            if tracked.stores
+            for place in range(len(self._groups))
+        ]
+        self._add_all(filled, matcher, runs)
         return runs
 
     def rest(self, tracked: TrtllmRequest, matcher: PrefixMatcher) -> tuple[PageRun, ...]:
         """What is full and was left out so far, of full attention: for a request that ends."""
         runs = self._begin(_ALL_BYTES)
-        for place, group in enumerate(self._groups):
-            if can_catch_up(group):
-                self._add_part(tracked, place, matcher, runs)
+        filled = [
+            self._filled(tracked, place)
+            for place, group in enumerate(self._groups)
+            if can_catch_up(group)
+        ]
+        self._add_all(filled, matcher, runs)
         return tuple(runs)
 
     def behind(self, tracked: TrtllmRequest) -> bool:
@@ -64,13 +74,13 @@ class TrtllmStorePlanner(StorePlanner[TrtllmRequest]):
         table = tracked.tables[group.index] if tracked.tables else ()
         return min(computed // group.block_tokens, tracked.keys.count(1), len(table))
 
-    def _add_part(
-        self, tracked: TrtllmRequest, place: int, matcher: PrefixMatcher, runs: list[PageRun]
-    ) -> None:
-        """Adds what one request has in one part."""
+    def _filled(self, tracked: TrtllmRequest, place: int) -> FilledBlocks[TrtllmRequest]:
+        """What one request has in one part."""
         group = self._groups[place]
         begin = tracked.considered[place]
         if group.reach_tokens:  # what was there before the step may not be there any more
             begin = max(begin, tracked.step_begin // group.block_tokens)
+        full = self._full(tracked, group)
         table = tracked.tables[group.index] if tracked.tables else ()
-        self._add(tracked, place, range(begin, self._full(tracked, group)), table, matcher, runs)
+        tokens = full * group.block_tokens
+        return FilledBlocks(tracked, place, range(begin, full), tokens, table)

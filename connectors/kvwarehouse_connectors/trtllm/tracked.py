@@ -38,6 +38,7 @@ class TrtllmRequest(TrackedRequest):
         self.keys.replace(data.new_tokens)
         self.tables = []
         self.considered = [0] * len(self.considered)
+        self.waiting.clear()
         self.computed = 0
         self._schedule(data)
 

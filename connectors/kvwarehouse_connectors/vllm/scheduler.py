@@ -277,6 +277,7 @@ class SchedulerSide:
             resets=self._epochs.resets,
         )
         self._new_loads = []
+        self._count_dropped()
         if not self._told and (metadata.loads or metadata.stores):
             metadata.spaces = self._spaces
             self._told = True
@@ -294,6 +295,9 @@ class SchedulerSide:
         self._drop_hit(tracked)
         if tracked.releases:
             self._release(tracked)
+        if self._planner is not None:
+            self._planner.ended(tracked)
+            self._count_dropped()
         if self._planner is None or self._coordinator is None:
             return None
         if not self._planner.handoff_wanted(tracked):
@@ -451,6 +455,10 @@ class SchedulerSide:
     def _drop_hit(self, tracked: VllmRequest) -> None:
         self._held -= tracked.hit is not None
         tracked.drop_hit()
+
+    def _count_dropped(self) -> None:
+        if self._planner is not None:
+            self._stats.add("dropped_blocks", self._planner.take_dropped() * self._shards)
 
     def _count(self, name: str) -> None:
         self._stats.add(name)

@@ -1,7 +1,7 @@
 """What to store of each step of vLLM: blocks that it fills, in all groups, as they are filled.
 
 Blocks of a window are gone from the table in the next step. States are handed over by vLLM at their
-boundaries. Runs in the scheduler's thread alone.
+boundaries, once. Runs in the scheduler's thread alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup, Rule
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.prefix_matcher import PrefixMatcher
-from kvwarehouse_connectors.core.store_planner import StorePlanner
+from kvwarehouse_connectors.core.store_planner import FilledBlocks, StorePlanner
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.tracked import VllmRequest
@@ -24,7 +24,7 @@ _NULL_BLOCK = 0  # of vLLM's block tables
 
 class VllmStorePlanner(StorePlanner[VllmRequest]):
     """step_bytes: at most so much of one step is stored by one rank; the rest of full attention
-    follows with the next steps."""
+    follows with the next steps of its request, the rest of other groups is dropped."""
 
     def __init__(
         self,
@@ -45,6 +45,10 @@ class VllmStorePlanner(StorePlanner[VllmRequest]):
     ) -> list[PageRun]:
         """The blocks that are full when this step has run. Cheap for requests that fill none."""
         runs = self._begin(self._step_bytes)
+        if self._states:
+            self._boundaries(step, requests, matcher, epoch, runs)
+        filled: list[FilledBlocks[VllmRequest]] = []
+        computed_by: list[tuple[VllmRequest, int]] = []
         for request_id, scheduled in step.num_scheduled_tokens.items():
             tracked = requests.get(request_id)
             if tracked is None or not tracked.stores or tracked.epoch != epoch:
@@ -54,9 +58,13 @@ class VllmStorePlanner(StorePlanner[VllmRequest]):
                 continue
             tables = step.kv_connector_block_state.get_block_ids(request_id)
             if tables is not None:
-                self._add_request(tracked, computed, tables, matcher, runs)
-        if self._states:
-            self._boundaries(step, requests, matcher, epoch, runs)
+                computed = self._storable(tracked, computed)
+                computed_by.append((tracked, computed))
+                filled += self._filled(tracked, computed, tables)
+        self._add_all(filled, matcher, runs)
+        for tracked, computed in computed_by:
+            behind = self._behind(tracked, computed)
+            tracked.next_tokens = 0 if behind else _next(computed, self._least_tokens)
         return runs
 
     def handoff_wanted(self, tracked: VllmRequest) -> bool:
@@ -71,29 +79,37 @@ class VllmStorePlanner(StorePlanner[VllmRequest]):
         stored = (done * one.block_tokens for one, done in groups if one.rule is not Rule.STATE)
         return min(stored, default=0)
 
-    def _add_request(
-        self,
-        tracked: VllmRequest,
-        computed: int,
-        tables: Sequence[Sequence[int]],
-        matcher: PrefixMatcher,
-        runs: list[PageRun],
-    ) -> None:
-        """Adds what one request has."""
-        if not self._settings.store_generated:
-            computed = min(computed, tracked.request.num_prompt_tokens)
-        behind = False
+    def _storable(self, tracked: VllmRequest, computed: int) -> int:
+        """Tokens of `computed` whose blocks may be stored."""
+        if self._settings.store_generated:
+            return computed
+        return min(computed, int(tracked.request.num_prompt_tokens))
+
+    def _filled(
+        self, tracked: VllmRequest, computed: int, tables: Sequence[Sequence[int]]
+    ) -> list[FilledBlocks[VllmRequest]]:
+        """What one request has. Of the last block a token may not be known yet."""
+        found = []
         for place, group in enumerate(self._groups):
             if group.rule is Rule.STATE:
                 continue
             table = tables[group.index]
-            full = computed // group.block_tokens
-            end = min(full, tracked.keys.count(group.block_hashes), len(table))
-            fresh = range(tracked.considered[place], end)
-            done = self._add(tracked, place, fresh, table, matcher, runs)
-            # Its last token is not known yet, or there is no room.
-            behind = behind or end < full or done < end
-        tracked.next_tokens = 0 if behind else _next(computed, self._least_tokens)
+            known = tracked.keys.count(group.block_hashes)
+            end = min(computed // group.block_tokens, known, len(table))
+            blocks = range(tracked.considered[place], end)
+            tokens = min(computed, known * group.block_tokens)
+            found.append(FilledBlocks(tracked, place, blocks, tokens, table))
+        return found
+
+    def _behind(self, tracked: VllmRequest, computed: int) -> bool:
+        """Whether full blocks are left for the next step: the last token of one was not known, or
+        there was no room."""
+        groups = zip(self._groups, tracked.considered, strict=True)
+        return any(
+            done < computed // group.block_tokens
+            for group, done in groups
+            if group.rule is not Rule.STATE
+        )
 
     def _on_planned(
         self, tracked: VllmRequest, group: CacheGroup, blocks: Sequence[int], run: PageRun
@@ -124,10 +140,15 @@ class VllmStorePlanner(StorePlanner[VllmRequest]):
                 if rest or block > tracked.keys.count(group.block_hashes):
                     continue  # inside a block: it has no key of its own
                 name = self._name(place, tracked, block - 1)
-                if name not in self._planned and matcher.missing(place, tracked.keys, [block - 1]):
-                    self._planned.add(name)
-                    key = tracked.keys.keys(block - 1, block, group.block_hashes)[0]
-                    runs.append(PageRun(place, [key], [block_id], False))
+                if name in self._planned or not matcher.missing(place, tracked.keys, [block - 1]):
+                    continue
+                if not self._room(place):
+                    self._dropped += 1
+                    continue
+                self._planned.add(name)
+                self._left_bytes -= self._page_bytes[place]
+                key = tracked.keys.keys(block - 1, block, group.block_hashes)[0]
+                runs.append(PageRun(place, [key], [block_id], False))
 
 
 def _next(tokens: int, step: int) -> int:

@@ -74,6 +74,8 @@ def test_nothing_is_held_where_a_setting_says_so(
     engine.step()
     assert not engine.executor.requests
     assert engine.scheduler.counts["held_requests"] == 0
+    engine.serve(prompt(5))
+    assert engine.scheduler.counts["dropped_blocks"] == 300 - 170
 
 
 class Copies:

@@ -119,6 +119,23 @@ def test_request_that_ends_a_conversation_stores_nothing_and_releases_what_other
         assert engine.promised(request([*ids, 7], name="again")) == 160  # while there is room
 
 
+def test_what_a_request_leaves_out_is_counted_on_every_rank(
+    shared: Serving, rng: random.Random
+) -> None:
+    """A prefill node: a prompt in one step, and an end after one token."""
+    with Engine(shared.address, one_group, ranks=2) as engine:
+        planner = engine.scheduler._planner
+        assert planner is not None
+        planner._step_bytes = 4 * planner._page_bytes[0]
+        one = request(tokens(rng, 160))
+        engine.scheduler.on_new_request(one)
+        engine.compute(one, [list(range(1, 11))], 160)
+        engine.scheduler.finished(one)
+        stats = engine.scheduler.step_ends()
+        assert stats is not None
+        assert stats.data["dropped_blocks"] == 2 * 6
+
+
 def test_windows_are_released_too(shared: Serving, rng: random.Random) -> None:
     with Engine(shared.address, one_window) as engine:
         ids, _ = stored_prompt(engine, rng)

@@ -179,6 +179,57 @@ def test_budget_of_a_step_is_kept_and_full_attention_is_caught_up_with(
     assert told <= simulation.filled
 
 
+def found_tokens(simulation: Simulation, one: Running, limit: int) -> int:
+    """The longest prefix, of at most `limit` tokens, of which every group has what is needed."""
+    for end in range(limit, 0, -1):
+        if all(
+            end % group.block_tokens == 0
+            and all(
+                (place, bytes(key)) in simulation.matcher.stored
+                for key in one.tracked.keys.keys(
+                    group.first_needed(end), end // group.block_tokens, group.block_hashes
+                )
+            )
+            for place, group in enumerate(simulation.groups)
+        ):
+            return end
+    return 0
+
+
+@pytest.mark.parametrize("model", ["full and window", "blocks of two sizes", "full and chunks"])
+def test_end_of_a_prompt_larger_than_the_budget_is_found_when_full_attention_has_caught_up(
+    model: str, rng: random.Random
+) -> None:
+    """A hybrid model at a GPU's sizes, where a step filled many times the budget: full attention
+    took all of it, the window's blocks at the prompt's end were gone, and no prompt was ever a
+    hit."""
+    groups = GROUPS[model]
+    simulation = Simulation(groups, step_bytes=8 * PAGE_BYTES)
+    one = simulation.add(Running(asked(rng, 961), groups))
+    simulation.run(a=961)
+    decode(simulation, one, rng, 60)
+    assert found_tokens(simulation, one, 961) == 960
+
+
+@given(
+    st.sampled_from(sorted(MODELS)),
+    st.integers(0, 1 << 32),
+    st.integers(1, 40),
+    st.integers(0, 30),
+)
+def test_every_full_block_is_stored_or_counted_as_dropped(
+    model: str, chance: int, pages: int, generated: int
+) -> None:
+    rng = random.Random(chance)
+    simulation = Simulation(GROUPS[model], step_bytes=pages * PAGE_BYTES)
+    one = simulation.add(Running(asked(rng, 300), GROUPS[model]))
+    prefill(simulation, one, rng, 300)
+    decode(simulation, one, rng, generated)
+    simulation.planner.ended(one.tracked)
+    assert simulation.planner.take_dropped() == len(simulation.filled - set(simulation.told))
+    assert simulation.planner.take_dropped() == 0
+
+
 @given(st.sampled_from(sorted(MODELS)), st.integers(0, 1 << 32))
 def test_what_is_stored_already_is_not_stored_again(model: str, chance: int) -> None:
     """Some blocks of the prompt are there before, as after a load or from another engine."""
@@ -389,6 +440,31 @@ def test_hand_off_promises_no_more_than_was_given_to_be_stored(
     prefill(simulation, one, rng, 1000)
     promised = simulation.planner.stored_tokens(one.tracked)
     assert promised == min(prompt // group.block_tokens * group.block_tokens for group in groups)
+
+
+def test_chain_that_cannot_be_caught_up_with_is_stored_from_its_first_block_on(
+    rng: random.Random,
+) -> None:
+    """TensorRT-LLM's windows: a block without all blocks before it is never found."""
+    groups = (CacheGroup(0, Rule.PREFIX, 16, 40, HASH, ("layer",)),)
+    simulation = Simulation(groups, step_bytes=4 * PAGE_BYTES)
+    one = simulation.add(Running(asked(rng, 160), groups))
+    (run,) = simulation.run(a=160)
+    assert (run.position, len(run.keys)) == (0, 4)
+    assert simulation.planner.take_dropped() == 6
+    assert one.tracked.considered == [10]
+
+
+def test_states_keep_to_the_budget_and_what_is_left_out_of_them_is_counted(
+    rng: random.Random,
+) -> None:
+    """vLLM offers a state once."""
+    simulation = Simulation(STATES, step_bytes=PAGE_BYTES)
+    one = simulation.add(Running(asked(rng, 160), STATES))
+    index = next(group.index for group in STATES if group.rule is Rule.STATE)
+    (run,) = offered(simulation, one, (index, 77, 48), (index, 78, 96))
+    assert list(run.blocks) == [77]
+    assert simulation.planner.take_dropped() == 1
 
 
 def test_model_of_states_alone_hands_nothing_over(rng: random.Random) -> None:
