@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse_connectors.doctor.configuration import config_facts
-from kvwarehouse_connectors.doctor.facts import ConfigFacts
+from kvwarehouse_connectors.doctor.facts import ConfigFacts, EngineFacts
 from kvwarehouse_connectors.doctor.pages import page_facts
 
 VALUES = {"interface_v1": 1, "kvwarehouse.address": "unix:///run/kvw.sock"}
@@ -115,6 +115,14 @@ def test_pages_of_a_model_are_those_that_size_tells(tmp_path: Path) -> None:
 def test_known_model_needs_no_files_and_windows_are_another_kind_of_layer() -> None:
     assert page_facts("llama-3.3-70b", 16, "").kinds == 1
     assert page_facts("gpt-oss-120b", 16, "").kinds == 2
+
+
+def test_step_of_a_rank_has_its_share_and_of_windows_what_they_reach() -> None:
+    engine = EngineFacts(command_step_tokens=8192, command_tp=2)
+    assert page_facts("llama-3.1-8b", 16, "", engine).step_bytes == 131_072 // 2 * 8192
+    hybrid = page_facts("gpt-oss-20b", 16, "", engine).step_bytes
+    assert 24_576 // 2 * 8192 < hybrid < 1.1 * 24_576 // 2 * 8192
+    assert page_facts("llama-3.1-8b", 16, "").step_bytes == 0
 
 
 @pytest.mark.parametrize("model", ["llama-99", "/dev/null"])

@@ -68,7 +68,10 @@ HEALTHY = Facts(
     page=PageFacts(model="llama", tokens=16, page_bytes=2 << 20),
 )
 SERVED_LINE = replace(
-    HEALTHY, engine=replace(HEALTHY.engine, command_block_tokens=16), command=("model",)
+    HEALTHY,
+    engine=replace(HEALTHY.engine, command_block_tokens=16, command_step_tokens=8192),
+    command=("model",),
+    page=replace(HEALTHY.page, step_bytes=1 << 30),
 )
 NO_STATUS: dict[str, Any] = {}
 
@@ -276,6 +279,15 @@ FAULTS: dict[str, tuple[Facts, str, Verdict, str]] = {
         "vllm serve",
         Verdict.FAIL,
         "encoder-decoder",
+    ),
+    "a step larger than what is stored of one": (
+        machine(
+            engine={"command_step_tokens": 8192},
+            page={"step_bytes": 4 << 30},
+        ),
+        "store of a step",
+        Verdict.WARN,
+        "8,192 tokens fills about 4 GiB",
     ),
     "a disk that fails": (
         machine(daemon={"status": status(nvme={"health": "read_only", "reason": "no_space"})}),

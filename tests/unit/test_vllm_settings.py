@@ -56,6 +56,7 @@ GOOD: list[tuple[str, Any, Any]] = [
     ("salt", "tenant", "tenant"),
     ("device_copies", "off", "off"),
     ("staging_bytes", "1GiB", 1 << 30),
+    ("staging_bytes", 0, 0),
     ("staging_bytes", 1 << 20, 1 << 20),
     ("staging_bytes", "1TiB", 1 << 40),
     ("load", "always", "always"),

@@ -41,6 +41,11 @@ class EngineFacts:
     """vLLM's default for block hashes."""
     command_block_tokens: int = 0
     """Tokens of a block of the engine that the given command line would start; 0: not known."""
+    command_step_tokens: int = 0
+    """Tokens of its largest step."""
+    command_tp: int = 1
+    command_pp: int = 1
+    """Its tensor-parallel ranks, and pipeline stages."""
     command_error: str = ""
     """Why that command line would start no engine that is served."""
     crash: str = ""
@@ -97,7 +102,7 @@ class SettingsFacts:
     """Or read_only, write_only."""
     verify: str = "always"
     staging_bytes: int = 0
-    """Host memory of each rank; 0: it has none."""
+    """Host memory of each rank; 0: it has none, or decides by itself."""
     error: str = ""
     """Why the engine would refuse to start."""
 
@@ -112,6 +117,8 @@ class PageFacts:
     """Of a page."""
     page_bytes: int = 0
     """Of a page of all layers and shards."""
+    step_bytes: int = 0
+    """What a rank holds of a prompt as long as the engine's largest step; 0: not known."""
     kinds: int = 1
     """Of layers: a cache group has those of one kind, and smaller pages."""
     error: str = ""

@@ -60,7 +60,7 @@ def look(name: str, asked: Asked) -> Facts:
         config=config,
         settings=settings,
         command=asked.command,
-        page=page_facts(asked.model, page_tokens, asked.kv_dtype),
+        page=page_facts(asked.model, page_tokens, asked.kv_dtype, found),
     )
 
 

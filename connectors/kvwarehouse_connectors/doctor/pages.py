@@ -11,23 +11,30 @@ from dataclasses import replace
 
 from kvwarehouse import format_size as size
 from kvwarehouse.host import Finding, fail, ok, skip, warn
-from kvwarehouse_connectors.doctor.facts import Facts, PageFacts
+from kvwarehouse_connectors.doctor.facts import EngineFacts, Facts, PageFacts
 from kvwarehouse_connectors.doctor.warehouse import SMALL_DRAM_BYTES
 
 _SIZE = (sys.executable, "-P", "-m", "kvwarehouse", "size", "--json")
 _TIMEOUT_S = 60.0
 # Fewer tokens of a model than this are a handful of conversations.
 _FEW_TOKENS = 32_768
+_NO_ENGINE = EngineFacts()
 
 
-def page_facts(model: str, page_tokens: int, kv_dtype: str) -> PageFacts:
+def page_facts(
+    model: str, page_tokens: int, kv_dtype: str, engine: EngineFacts = _NO_ENGINE
+) -> PageFacts:
     """model: a config.json, the folder it is in, or a name that `kvwarehouse size` knows; "" for
-    none. kv_dtype: "" for 16 bits."""
+    none. kv_dtype: "" for 16 bits. engine: that of a command line, if one was given."""
     facts = PageFacts(model=model, tokens=page_tokens)
     if not model:
         return facts
     asked = ["--config" if os.path.exists(model) else "--model", model]
     asked += ["--page-tokens", str(page_tokens), *(("--dtype", kv_dtype) if kv_dtype else ())]
+    step = engine.command_step_tokens
+    if step:
+        asked += ["--context", str(step)]
+        asked += ["--tp", str(engine.command_tp), "--pp", str(engine.command_pp)]
     try:
         ended = subprocess.run(
             [*_SIZE, *asked], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
@@ -35,7 +42,13 @@ def page_facts(model: str, page_tokens: int, kv_dtype: str) -> PageFacts:
         if ended.returncode:
             return replace(facts, error=ended.stderr.strip())
         told = json.loads(ended.stdout)
-        return replace(facts, page_bytes=int(told["page_bytes"]), kinds=len(told["layers"]))
+        share = told["rank_bytes_per_token"] / told["bytes_per_token"]
+        return replace(
+            facts,
+            page_bytes=int(told["page_bytes"]),
+            step_bytes=int(told["contexts"][0]["held_bytes"] * share) if step else 0,
+            kinds=len(told["layers"]),
+        )
     except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
         return replace(facts, error=f"`kvwarehouse size` did not say: {error}")
 

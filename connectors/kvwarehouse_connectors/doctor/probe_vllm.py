@@ -60,7 +60,12 @@ def read_command(arguments: Sequence[str]) -> dict[str, Any]:
     if transfer is None or transfer.kv_connector != CONNECTOR:
         return {"command_error": "its --kv-transfer-config names another connector, or none"}
     import_module("kvwarehouse_connectors.vllm.refusals").checked_settings(config)
-    return {"command_block_tokens": int(config.cache_config.block_size or 0)}
+    return {
+        "command_block_tokens": int(config.cache_config.block_size or 0),
+        "command_step_tokens": int(config.scheduler_config.max_num_batched_tokens),
+        "command_tp": int(config.parallel_config.tensor_parallel_size),
+        "command_pp": int(config.parallel_config.pipeline_parallel_size),
+    }
 
 
 def _raise(message: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from kvwarehouse import format_size as size
 from kvwarehouse.host import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
 from kvwarehouse_connectors.doctor.host import check_host
@@ -25,6 +27,7 @@ from kvwarehouse_connectors.doctor.software import (
 )
 from kvwarehouse_connectors.doctor.warehouse import check_warehouse
 from kvwarehouse_connectors.vllm.settings import ROLES, read_settings
+from kvwarehouse_connectors.vllm.staging import MOST_BYTES, usual_bytes
 
 LEAST = (0, 32)
 """The first version served."""
@@ -35,6 +38,7 @@ PLUGIN = "kvwarehouse"
 _OBJECT = "kvwarehouse_connectors.vllm.plugin:register"
 # Not imported: without vLLM the connector's modules cannot be.
 _BY_PATH = '"kv_connector_module_path": "kvwarehouse_connectors.vllm.connector"'
+_UNKNOWN_MEMORY = 1 << 60
 _HASHES_AS_THEY_ARE = ("sha256", "sha256_cbor")
 
 
@@ -73,7 +77,8 @@ def findings_of(facts: Facts) -> list[Finding]:
         *_command_line(facts),
         *_engine(facts),
         *check_host(facts),
-        check_staging(facts),
+        _host_memory(facts),
+        _step(facts),
         *check_warehouse(facts),
         *check_pages(facts, SERVED.page_option),
     ]
@@ -137,6 +142,39 @@ def _command_line(facts: Facts) -> Iterator[Finding]:
         yield ok(
             check, f"such an engine is served, in blocks of {found.command_block_tokens} tokens"
         )
+
+
+def _host_memory(facts: Facts) -> Finding:
+    most = _staging_bytes(facts, facts.host.available_bytes)
+    return check_staging(replace(facts, settings=replace(facts.settings, staging_bytes=most)))
+
+
+def _step(facts: Facts) -> Finding:
+    """Whether a worker can store what one step fills."""
+    check, step = "store of a step", facts.page.step_bytes
+    if facts.settings.error or facts.settings.mode == "read_only":
+        return skip(check, "the settings cannot be read, or nothing is stored")
+    if not step:
+        return skip(check, "--model, and the engine's command line after --, say what a step fills")
+    there = _staging_bytes(facts, _UNKNOWN_MEMORY)
+    shown = (
+        f"a step of {facts.engine.command_step_tokens:,} tokens fills about {size(step)} on each"
+        f" rank, and half of staging_bytes, {size(there)}, is stored of it"
+    )
+    if there < 2 * step:
+        return warn(
+            check,
+            f"{shown}; the rest is stored later, or dropped if the request ends before",
+            f'"kvwarehouse.staging_bytes": "{-(-2 * step >> 20)}MiB", or fewer tokens a step'
+            " (--max-num-batched-tokens)",
+        )
+    return ok(check, f"{shown} at most")
+
+
+def _staging_bytes(facts: Facts, memory_bytes: int) -> int:
+    """Of each rank; memory_bytes: what there is of the memory."""
+    needed = 2 * facts.page.step_bytes or MOST_BYTES
+    return facts.settings.staging_bytes or usual_bytes(needed, memory_bytes)
 
 
 def _engine(facts: Facts) -> Iterator[Finding]:

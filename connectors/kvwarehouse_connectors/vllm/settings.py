@@ -34,9 +34,10 @@ class Settings(CommonSettings):
     """A fingerprint of the weights, where they are not files that can be read (or are dummies)."""
     salt: str = ""
     """Separates those who must not share KV, such as tenants with engines of their own."""
-    staging_bytes: int = 256 << 20
+    staging_bytes: int = 0
     """Memory of each worker for pages on their way out: the host's, or the GPU's where they go
-    straight. Full: the newest are not stored."""
+    straight. Full: the newest are not stored. 0: what the largest step needs, within bounds
+    (staging.py)."""
     device_copies: str = "auto"
     """auto: pages of a GPU go straight between its memory and the warehouse's, where that is
     possible; off: always through a buffer in host memory."""
@@ -72,10 +73,17 @@ def _mode(mode: str, role: str) -> str:
     return {"kv_producer": "write_only", "kv_consumer": "read_only"}.get(role, mode)
 
 
+_size = memory_size(PREFIX + "staging_bytes")
+
+
+def _staging(value: Any) -> int:
+    return 0 if value == 0 and not isinstance(value, bool) else int(_size(value))
+
+
 _CHECKS: dict[str, Check] = {
     **COMMON_CHECKS,
     "weights": text,
-    "staging_bytes": memory_size(PREFIX + "staging_bytes"),
+    "staging_bytes": _staging,
     "device_copies": one_of(*WISHES),
     "load": one_of("worth", "always"),
     "load_timeout_s": number(0.001, 600),

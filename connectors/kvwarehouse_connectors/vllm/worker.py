@@ -7,7 +7,9 @@ for the warehouse has threads of its own. One per rank.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,7 @@ from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo, StepMetadata, StepResults
 from kvwarehouse_connectors.vllm.results import Results
 from kvwarehouse_connectors.vllm.settings import Settings
+from kvwarehouse_connectors.vllm.staging import needed_bytes, usual_bytes
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.weights_watch import Ticket, WeightsWatch, live_weights
 
@@ -64,7 +67,7 @@ class WorkerSide:
             self._results,
             LoadOptions(whole, self._shard, settings.load_timeout_s),
         )
-        self._store_queue = StoreQueue(self._connection, settings, self._shard, self._stored)
+        self._store_queue: StoreQueue | None = None
         self._watch: WeightsWatch | None = None
         self._ticket: Ticket | None = None  # this step's; None: its weights could not be read
 
@@ -105,8 +108,30 @@ class WorkerSide:
                     layer_names=group.layer_names,
                 )
             )
+        self._settings = replace(self._settings, staging_bytes=self._staging_bytes(views[0].device))
         self._check_staging()
+        self._store_queue = StoreQueue(self._connection, self._settings, self._shard, self._stored)
         self._cache_info = CacheInfo(tuple(groups), device, self._settings.staging_bytes)
+
+    def _staging_bytes(self, device: torch.device) -> int:
+        """What the setting says, else what the largest step needs; the log says where that is
+        more."""
+        step_tokens = int(self._vllm_config.scheduler_config.max_num_batched_tokens)
+        blocks = [memory.block_bytes for memory in self._memories]
+        needed = needed_bytes(self._groups, blocks, step_tokens)
+        chosen = self._settings.staging_bytes or usual_bytes(needed, _memory_bytes(device))
+        if self._stores and chosen < needed:
+            _log.warning(
+                "kvwarehouse: a step of %d tokens (max_num_batched_tokens) can fill more blocks"
+                " than a worker stores of one step with kvwarehouse.staging_bytes of %s. The rest"
+                " of such a prompt is stored with the next steps of its request, or dropped"
+                " (dropped_blocks) if that ends before, as on a prefill node. Set"
+                ' "kvwarehouse.staging_bytes": "%dMiB", or make steps shorter',
+                step_tokens,
+                kvw.format_size(chosen),
+                -(-needed >> 20),
+            )
+        return chosen
 
     def _check_staging(self) -> None:
         """A step may fill half of the ring: the other half is then on its way."""
@@ -114,8 +139,8 @@ class WorkerSide:
         if self._stores and self._settings.staging_bytes < least:
             raise kvw.UsageError(
                 f"kvwarehouse.staging_bytes is {self._settings.staging_bytes}: no block of this"
-                f" model, of {least // 2} bytes, could be stored. Use at least {least}; the default"
-                ' is "256MiB"',
+                f" model, of {least // 2} bytes, could be stored. Use at least {least}; by default"
+                " it follows from the model",
                 code="bad_setting",
             )
 
@@ -133,11 +158,12 @@ class WorkerSide:
 
     def take_copies(self, metadata: StepMetadata) -> None:
         """Copies the blocks to be stored: the engine may write them again when this returns."""
-        if not metadata.stores or not self._stores:
+        queue = self._store_queue
+        if not metadata.stores or not self._stores or queue is None:
             return
         for group, memory in enumerate(self._memories):
             runs = [run for run in metadata.stores if run.group == group]
-            if runs and not self._store_queue.put(
+            if runs and not queue.put(
                 runs, self._spaces[group], memory, partial(self._right_weights, self._ticket)
             ):
                 self._results.count(dropped_blocks=sum(len(run.blocks) for run in runs))
@@ -160,7 +186,8 @@ class WorkerSide:
         """Ends the threads: loads under way end by their own bounds, stores that are queued are
         made within their timeout."""
         self._loads.close()
-        self._store_queue.close()
+        if self._store_queue is not None:
+            self._store_queue.close()
         if self._tensors is not None:
             self._tensors.close()
         self._connection.close()
@@ -194,6 +221,13 @@ class WorkerSide:
         )
         if self._wants_events and not result.dropped_pages:
             self._results.stored((run.group, key) for run in runs for key in run.keys)
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """All of a GPU's, or of the host's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _kv_dtype(vllm_config: Any, view: torch.Tensor) -> str:

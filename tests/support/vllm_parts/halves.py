@@ -57,6 +57,7 @@ def engine_config(
             prefix_caching_hash_algo="sha256", kv_cache_layout="LBHNC", cache_dtype="auto"
         ),
         load_config=SimpleNamespace(load_format="auto"),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=1024),
         kv_events_config=None,
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
         speculative_config=None,

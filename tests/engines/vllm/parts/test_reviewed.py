@@ -99,6 +99,30 @@ def test_staging_in_which_no_block_fits_refuses_the_start(daemon: kvw.PrivateDae
     register(2 * block_bytes - 1, "kv_consumer")
 
 
+@pytest.mark.parametrize("role", ["kv_both", "kv_consumer"])
+def test_log_says_how_much_staging_a_step_needs_where_it_is_more(
+    role: str, daemon: kvw.PrivateDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else most of each long prompt is left out, and nobody knows why there is no hit."""
+    cache = caches(shapes()["three layers"], KVCacheLayout.LBHNC, 9)
+    layers = [name for group in cache.config.kv_cache_groups for name in group.layer_names]
+    settings = read_settings({"kvwarehouse.address": daemon.address}, role)
+    config = engine_config(layers)
+    worker = WorkerSide(config, cache.config, settings)
+    try:
+        needed = 2 * cache.host(0).block_bytes * 4096
+        config.scheduler_config.max_num_batched_tokens = 4096 * worker._groups[0].block_tokens
+        worker._settings = replace(settings, staging_bytes=needed)
+        worker.register(cache.by_layer, [torch.nn.Linear(8, 8)])
+        assert caplog.messages == []
+        config.scheduler_config.max_num_batched_tokens *= 2
+        assert worker._staging_bytes(torch.device("cpu")) == needed
+        told = [message for message in caplog.messages if f"{2 * needed >> 20}MiB" in message]
+        assert len(told) == (role == "kv_both")
+    finally:
+        worker.close()
+
+
 @pytest.mark.parametrize(
     ("method", "served"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.settings import Settings, read_settings
+from kvwarehouse_connectors.vllm.staging import needed_bytes
 from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
 from vllm_parts.requests import request, tokens
 from vllm_parts.spaces import PAGE_BYTES, space_of
@@ -194,6 +196,27 @@ def found_tokens(simulation: Simulation, one: Running, limit: int) -> int:
         ):
             return end
     return 0
+
+
+def whole(groups: Sequence[CacheGroup], count: int) -> int:
+    """Of so many tokens, those in whole blocks of all groups."""
+    return count - count % math.lcm(*(group.block_tokens for group in groups))
+
+
+@given(st.sampled_from(sorted(MODELS)), st.integers(0, 1 << 32), st.integers(1, 600))
+def test_prompt_of_one_step_is_found_whole_with_the_memory_that_is_needed(
+    model: str, chance: int, prompt: int
+) -> None:
+    """As on a prefill node, which computes one token and has no later step."""
+    groups = GROUPS[model]
+    needed = needed_bytes(groups, [PAGE_BYTES] * len(groups), prompt)
+    simulation = Simulation(groups, step_bytes=needed // 2)
+    one = simulation.add(Running(asked(random.Random(chance), prompt), groups))
+    simulation.run(a=prompt)
+    assert found_tokens(simulation, one, prompt) == whole(groups, prompt)
+    # Who sends it again has its last token computed.
+    again = whole(groups, prompt - 1)
+    assert found_tokens(simulation, one, prompt - 1) == again
 
 
 @pytest.mark.parametrize("model", ["full and window", "blocks of two sizes", "full and chunks"])
