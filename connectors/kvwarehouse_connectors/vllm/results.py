@@ -48,10 +48,10 @@ class Results:
             else:
                 self._step_results.load_bytes_per_s = bytes_per_s
 
-    def stored(self, blocks: Iterable[tuple[int, bytes]]) -> None:
-        """Blocks that are stored now, by group and key."""
+    def stored(self, blocks: Iterable[tuple[int, bytes]], ranks: int = 1) -> None:
+        """Blocks that are stored now, by group and key; ranks: of how many that is known."""
         with self._lock:
-            self._step_results.stored.update(blocks)
+            self._step_results.stored.update(dict.fromkeys(blocks, ranks))
 
     def saw(self, weights: WeightsNews) -> None:
         """What became of the engine's weights."""

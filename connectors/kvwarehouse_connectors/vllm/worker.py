@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 import kvwarehouse as kvw
@@ -45,6 +46,7 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         self._groups = cache_groups(kv_cache_config)
         self._shard, stores = compat.shard(vllm_config, kv_cache_config)
+        self._shards = compat.shards(vllm_config, kv_cache_config)
         self._stores = settings.stores and stores
         self._connection = DaemonConnection(
             settings.address,
@@ -221,6 +223,27 @@ class WorkerSide:
         )
         if self._wants_events and not result.dropped_pages:
             self._results.stored((run.group, key) for run in runs for key in run.keys)
+        elif self._wants_events and result.stored + result.already:
+            self._announce_present(runs)
+
+    def _announce_present(self, runs: list[PageRun]) -> None:
+        """After a store in part, of which nobody says which pages it left out. What is there, every
+        rank has stored."""
+        group = runs[0].group
+        try:
+            opened = self._connection.namespace(self._spaces[group])
+            if opened is None:
+                return
+            keys = [part for run in runs for part in run.key_runs()]
+            tiers = opened.tiers(keys=keys, counted=False)
+        except kvw.WarehouseError as error:
+            _log.debug("blocks of a step are not announced: %s", error)
+            return
+        there = ~np.isin(tiers, [kvw.Tier.MISSING, kvw.Tier.REMOTE])
+        names = [(group, key) for run in runs for key in run.keys]
+        self._results.stored(
+            (name for name, known in zip(names, there, strict=True) if known), self._shards
+        )
 
 
 def _memory_bytes(device: torch.device) -> int:

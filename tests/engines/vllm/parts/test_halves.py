@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_connectors.core.prefix_matcher import page_run
 from vllm_parts.halves import Engine, same
 from vllm_parts.prompts import one_group, one_layer, one_window, stored_prompt
 from vllm_parts.requests import adapter, request, tokens
@@ -134,6 +135,25 @@ def test_what_a_request_leaves_out_is_counted_on_every_rank(
         stats = engine.scheduler.step_ends()
         assert stats is not None
         assert stats.data["dropped_blocks"] == 2 * 6
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_store_in_part_announces_what_is_there_and_nothing_else(
+    ranks: int, shared: Serving, rng: random.Random
+) -> None:
+    """One page of a step was refused, and routers never heard of any of that step."""
+    with Engine(shared.address, one_group, ranks=ranks) as engine:
+        ids, _ = stored_prompt(engine, rng)
+        longer = request([*ids, *tokens(rng, 32)], name="longer")
+        engine.scheduler.on_new_request(longer)
+        keys = engine.scheduler._requests["longer"].keys
+        worker = engine.workers[0]
+        run = page_run(0, worker._groups[0], keys, range(12), list(range(1, 13)))
+        worker._wants_events = True
+        worker._stored([run], kvw.StoreResult(9, 1, {"no_room": 2}))
+        told = worker.step_results()
+        assert told is not None
+        assert told.stored == {(0, key): ranks for key in run.keys[:10]}
 
 
 def test_windows_are_released_too(shared: Serving, rng: random.Random) -> None:
