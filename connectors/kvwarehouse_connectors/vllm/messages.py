@@ -69,6 +69,9 @@ class StepMetadata(KVConnectorMetadata):
     epoch: int = 0
     resets: int = 0
     """What its keys are of: see weights_watch.py."""
+    idle: bool = False
+    """Whether it computes, loads and stores nothing. Its weights may be unmapped: an engine that
+    sleeps makes such steps."""
 
 
 @dataclass

@@ -277,6 +277,8 @@ class SchedulerSide:
             resets=self._epochs.resets,
         )
         self._new_loads = []
+        works = step.total_num_scheduled_tokens or metadata.loads or metadata.stores
+        metadata.idle = not works
         self._count_dropped()
         if not self._told and (metadata.loads or metadata.stores):
             metadata.spaces = self._spaces

@@ -139,7 +139,8 @@ class WeightsWatch:
         self._open: deque[Ticket] = deque()
 
     def step(self, epoch: int, resets: int) -> Ticket:
-        """Of every step that computes, in their order, before it does. Waits for nothing."""
+        """Of every step that computes, loads or stores, in their order, before it does, and of no
+        other: while an engine sleeps its weights cannot be read. Waits for nothing."""
         ticket = Ticket(self._weights.sample(), epoch, resets)
         with self._lock:
             self._open.append(ticket)

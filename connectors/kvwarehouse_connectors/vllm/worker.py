@@ -199,6 +199,9 @@ class WorkerSide:
     def _sampled(self, metadata: StepMetadata) -> Ticket | None:
         try:
             assert self._watch is not None, "no caches are registered"
+            if metadata.idle:
+                self._watch.look()
+                return None
             return self._watch.step(metadata.epoch, metadata.resets)
         except Exception:  # noqa: BLE001 - the engine's edge; it waits for this step's loads
             _log.exception(

@@ -120,7 +120,9 @@ class WarehouseOffloadingConnector(OffloadingConnector):
         link = self._scheduler_link
         link.step_begins()
         work = super().build_connector_meta(scheduler_output)
-        return WatchedStep(work, link.step, link.epochs.epoch, link.epochs.resets)
+        works = scheduler_output.total_num_scheduled_tokens or work.load_jobs or work.store_jobs
+        idle = not works and not any(tier.loading for tier in link.tiers)
+        return WatchedStep(work, link.step, link.epochs.epoch, link.epochs.resets, idle)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the step's weights were is known before the tiers are given what it stored."""

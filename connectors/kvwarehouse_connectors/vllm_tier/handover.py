@@ -40,6 +40,9 @@ class LinkedTier(Protocol):
     def forget(self) -> None:
         """Keys are to be made anew, and what began before is not to be trusted."""
 
+    @property
+    def loading(self) -> bool: ...
+
 
 class EngineLink:
     """One per engine, in the scheduler's process."""

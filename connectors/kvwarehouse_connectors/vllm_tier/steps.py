@@ -32,6 +32,8 @@ class WatchedStep(KVConnectorMetadata):
     number: int
     epoch: int
     resets: int
+    idle: bool = False
+    """Whether it computes, loads and stores nothing, and no tier loads: see vllm/messages.py."""
 
 
 @dataclass
@@ -68,7 +70,11 @@ class StepWatch:
         self._failed = False
 
     def step(self, step: WatchedStep) -> None:
-        """Of every step, in their order, before it computes."""
+        """Of every step, in their order, before it computes. The weights of an idle one are those
+        of the step before."""
+        if step.idle:
+            self._inherit(step.number)
+            return
         try:
             self._open.append((step.number, self._watch.step(step.epoch, step.resets)))
         except Exception:  # noqa: BLE001 - the engine's edge
@@ -80,6 +86,12 @@ class StepWatch:
                     _WANTED,
                 )
             self._failed = True
+
+    def _inherit(self, number: int) -> None:
+        if self._open:
+            self._open.append((number, self._open[-1][1]))
+        else:
+            self._judged = number
 
     def verdict(self, vllm: Any) -> StepVerdict:
         """vllm: vLLM's own part of the message."""

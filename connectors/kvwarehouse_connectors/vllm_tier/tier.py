@@ -100,6 +100,11 @@ class WarehouseTier(SecondaryTierManager):
         names = ", ".join(group.space.id.hex() for group in groups.values())
         _log.info("kvwarehouse: namespaces %s", names)
 
+    @property
+    def loading(self) -> bool:
+        """See TierCore."""
+        return self._core.loading
+
     def weights_known(self, step: int) -> None:
         self._core.weights_known(step)
 

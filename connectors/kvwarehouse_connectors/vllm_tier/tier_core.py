@@ -230,6 +230,12 @@ class TierCore:
         end there, also those of requests that have ended."""
         return self._fetches.pending
 
+    @property
+    def loading(self) -> bool:
+        """Whether a load is under way, or has ended and was not reported: it counts where the
+        weights of the step that began it were right."""
+        return bool(self._held_loads) or self._loads.pending
+
     # -- the engine's weights ----------------------------------------------------------------------
 
     def weights_known(self, step: int) -> None:

@@ -17,12 +17,14 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 from torch import nn
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_connectors.core.live_weights import LiveWeights
+from kvwarehouse_connectors.core.live_weights import LiveWeights, WeightsSample
 from kvwarehouse_connectors.vllm.weights_watch import WeightsNews
+from kvwarehouse_connectors.vllm_tier import WarehouseOffloadingConnector
 from kvwarehouse_connectors.vllm_tier.steps import StepVerdict, StepWatch, WatchedStep
 from vllm_parts.tiering import STEP, Manager
 from vllm_tier_model.primary import keys
@@ -141,7 +143,8 @@ class Life:
         link, work = self.link, self._next
         link.step_begins()
         self.manager.vllm.on_schedule_end(STEP)
-        work.step = WatchedStep(None, link.step, link.epochs.epoch, link.epochs.resets)
+        idle = not (work.computes or work.loads or work.stores or self.manager.tier.loading)
+        work.step = WatchedStep(None, link.step, link.epochs.epoch, link.epochs.resets, idle)
         self._next = Work(work.step)
         self._made.append(work)
         due = self.ahead if ahead is None else ahead
@@ -342,6 +345,56 @@ def test_verdict_is_that_of_all_ranks() -> None:
     assert told[0].news == WeightsNews()
     for together in (told[0].aggregate(told[1]), told[1].aggregate(told[0])):
         assert together == StepVerdict(None, 6, WeightsNews(2, 1), 2)
+
+
+def test_step_that_does_nothing_has_the_verdict_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While an engine sleeps its weights cannot be read."""
+    watch = StepWatch(LiveWeights(nn.Linear(8, 8)))
+    sample = LiveWeights.sample
+    read: list[None] = []
+    monkeypatch.setattr(LiveWeights, "sample", lambda self: (read.append(None), sample(self))[1])
+    watch.step(WatchedStep(None, 0, 0, 0, idle=True))
+    assert (watch.verdict(None).judged, read) == (0, [])
+    watch.step(WatchedStep(None, 1, 0, 0))
+    monkeypatch.setattr(WeightsSample, "ready", False)
+    watch.step(WatchedStep(None, 2, 0, 0))
+    watch.step(WatchedStep(None, 3, 0, 0, idle=True))
+    assert (watch.verdict(None).judged, len(read)) == (1, 2), "the device has not come to step 2"
+    monkeypatch.undo()
+    assert watch.verdict(None).judged == 3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "load_jobs", "store_jobs", "loading", "idle"),
+    [
+        (0, {}, {}, False, True),
+        (1, {}, {}, False, False),
+        (0, {7: "job"}, {}, False, False),
+        (0, {}, {7: "job"}, False, False),
+        (0, {}, {}, True, False),
+    ],
+)
+def test_step_is_idle_where_nothing_is_computed_loaded_or_stored(
+    tokens: int,
+    load_jobs: dict[int, str],
+    store_jobs: dict[int, str],
+    loading: bool,
+    idle: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = SimpleNamespace(load_jobs=load_jobs, store_jobs=store_jobs)
+    monkeypatch.setattr(OffloadingConnector, "build_connector_meta", lambda self, step: work)
+    connector = WarehouseOffloadingConnector.__new__(WarehouseOffloadingConnector)
+    connector._link = SimpleNamespace(
+        step_begins=lambda: None,
+        step=3,
+        epochs=SimpleNamespace(epoch=1, resets=2),
+        tiers=[SimpleNamespace(loading=loading)],
+    )
+    step = SimpleNamespace(total_num_scheduled_tokens=tokens)
+    assert connector.build_connector_meta(step) == WatchedStep(work, 3, 1, 2, idle)
 
 
 def test_vllms_own_part_of_a_verdict_is_its_own() -> None:

@@ -248,6 +248,26 @@ def test_weights_that_cannot_be_read_are_not_served(
         life.engine.workers[0].register(life.engine.caches[0].by_layer, [nn.ReLU()])
 
 
+def test_weights_are_not_read_in_a_step_that_does_nothing(
+    life: Life, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client asked an engine that slept, and hung up: the abort makes a step, on a GPU weights
+    were not mapped, and reading them ended the worker."""
+    ids = tuple(tokens(rng, _PROMPT))
+    life.ask(ids)
+    life.reset()
+    read: list[None] = []
+    sample = LiveWeights.sample
+    monkeypatch.setattr(LiveWeights, "sample", lambda self: (read.append(None), sample(self))[1])
+    queued = request([*ids, 1], name="queued")
+    life.engine.scheduler.on_new_request(queued)
+    life.engine.scheduler.finished(queued)
+    life.engine.step()
+    assert not read
+    assert life.ask(ids), "a step with a load"
+    assert read
+
+
 def test_models_are_found_by_their_layers() -> None:
     class Layer(nn.Module):
         pass
