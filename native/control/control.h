@@ -70,7 +70,7 @@ struct ControlPage {
   HotWord nvme_reads_queued;
   HotWord nvme_write_queue_bytes;
   HotWord pin_limit_bytes;  // of all sessions of a process, beside what others pin now
-  alignas(128) Word reserve_limit_bytes;  // what a session alone may leave unfinished
+  alignas(128) Word reserve_limit_bytes;  // what a process alone may leave unfinished
   RemoteWords remote;                     // seldom written, as its neighbour
 
   alignas(128) NamespaceWord namespaces[kMaxNamespaces];

@@ -210,6 +210,11 @@ void Registry::hung_up(SessionId id) {
     found->second->connected = false;
 }
 
+PayerId Registry::payer_of(SessionId id) const {
+  const auto found = sessions_.find(id);
+  return found == sessions_.end() || found->second->owner_pid == 0 ? id : found->second->owner_pid;
+}
+
 bool Registry::lock_is_free(const Session& session) const {
   if (::flock(session.file.get(), LOCK_EX | LOCK_NB) != 0) return false;
   ::flock(session.file.get(), LOCK_UN);

@@ -28,6 +28,7 @@
 namespace kvw {
 
 using SessionId = uint64_t;
+using PayerId = uint64_t;  // see Registry::payer_of()
 
 struct Session {
   SessionId id = 0;
@@ -119,6 +120,9 @@ class Registry {
   // of both pids is 0 they may be the same. An older connection of it is the caller's to drop.
   Session* find(SessionId id, uint64_t pid);
   void hung_up(SessionId id);
+  // Whose share its takings count in: its process's, where that is seen from here, or else its own.
+  // Ids are drawn from 64 bits: none is the number of a process.
+  PayerId payer_of(SessionId id) const;
 
   // Tries the locks of sessions without a connection. Returns those that held nothing when they
   // died, or whose grace has passed, kEndedAtOnce at most; they are removed from the registry,

@@ -41,6 +41,27 @@ TEST(session_that_ends_no_store_leaves_others_half_of_what_they_had_alone) {
   CHECK_EQ(alone, 8 * kMiB / 8 / shape_of(kShard, 1).slot_bytes());
 }
 
+// Incident: each session of a process got half of the rest, so thirty of them took all of it, and
+// no other process could store a page.
+TEST(sessions_of_a_process_have_one_share_however_many_they_are) {
+  World world(shape_of(kShard, 1));
+  world.start();
+  const uint64_t alone = 8 * kMiB / 8 / world.shape().slot_bytes();
+  std::vector<std::unique_ptr<Peer>> hoard;
+  uint64_t held = 0;
+  for (uint64_t i = 1; i <= 30; ++i) {
+    hoard.push_back(std::make_unique<Peer>(world, 7));
+    held += take_all(world, *hoard.back(), 1000 * i);
+  }
+  CHECK_EQ(held, alone);
+  Peer other(world, 8);
+  CHECK(take_all(world, other, 100000) >= alone / 2);
+  // Whichever of its sessions ends, what that one held is the process's again.
+  hoard.front()->die();
+  for (int i = 0; i < 4; ++i) world.pass(2 * kSecondNs);
+  CHECK(take_all(world, *hoard.back(), 200000) > 0);
+}
+
 TEST(engine_without_its_second_rank_leaves_others_their_share) {
   World world(shape_of(kShard));
   world.start();

@@ -240,8 +240,9 @@ enum class Got {
 // The part of a client that the protocol rests on: a session, mappings, and each step by itself.
 class Peer {
  public:
-  explicit Peer(World& world) : world_(&world), shape_(world.shape()) {
-    Registry::Created created = (*world_)->sessions().create(1);
+  // `pid`: 0 for a process that is not seen from here, so that the session counts alone.
+  explicit Peer(World& world, uint64_t pid = 0) : world_(&world), shape_(world.shape()) {
+    Registry::Created created = (*world_)->sessions().create(pid);
     lock_ = Fd(::fcntl(created.descriptor.get(), F_DUPFD_CLOEXEC, 0));
     session_ = std::make_unique<ClientSession>(ParentFd(created.descriptor.release()));
     map();

@@ -2,7 +2,7 @@
 
 namespace kvw {
 
-Group& Groups::add(SlotId slot, uint32_t shards, SessionId payer, uint64_t slot_bytes) {
+Group& Groups::add(SlotId slot, uint32_t shards, PayerId payer, uint64_t slot_bytes) {
   Group& group = table_.try_emplace(slot, &nodes_, shards).first->second;
   group.payer = payer;
   group.slot_bytes = slot_bytes;
@@ -12,8 +12,8 @@ Group& Groups::add(SlotId slot, uint32_t shards, SessionId payer, uint64_t slot_
   return group;
 }
 
-Group& Groups::open(SlotId slot, const Key& key, const Key& parent, uint32_t shards,
-                    SessionId payer, uint64_t slot_bytes) {
+Group& Groups::open(SlotId slot, const Key& key, const Key& parent, uint32_t shards, PayerId payer,
+                    uint64_t slot_bytes) {
   Group& group = add(slot, shards, payer, slot_bytes);
   group.key = key;
   group.parent = parent;

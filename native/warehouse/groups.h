@@ -39,7 +39,7 @@ struct Group {
   uint64_t slot_bytes = 0;
   uint64_t deadline_ns = 0;    // RESERVED turns into LIMBO then
   uint64_t not_before_ns = 0;  // never freed earlier: DMA of an earlier daemon
-  SessionId payer = 0;         // whose share it takes: who was granted the first shard
+  PayerId payer = 0;           // whose share it takes: of who was granted the first shard
   uint64_t granted = 0;        // masks of shards
   uint64_t settled = 0;        // sealed, or in limbo perhaps aborted
   uint16_t space = 0;
@@ -51,7 +51,7 @@ class Groups {
  public:
   // The core looks at each of them in every tick: however small pages are, it has no more.
   static constexpr size_t kUnfinishedSlots = 32768;
-  // What counts against a session's share.
+  // What counts against a payer's share.
   struct Held {
     uint64_t bytes = 0;
     size_t slots = 0;
@@ -67,9 +67,10 @@ class Groups {
   Table::iterator end() { return table_.end(); }
 
   // RESERVED: others may join it until no_longer_open().
-  Group& open(SlotId slot, const Key& key, const Key& parent, uint32_t shards, SessionId payer,
+  Group& open(SlotId slot, const Key& key, const Key& parent, uint32_t shards, PayerId payer,
               uint64_t slot_bytes);
-  // LIMBO, of an earlier daemon, by its journal.
+  // LIMBO, of an earlier daemon, by its journal. A session that was found pays for itself: which
+  // process is behind it only its own file says.
   Group& recovered(SlotId slot, uint32_t shards, SessionId payer, uint64_t slot_bytes);
   // It is published or given up: nobody may join it, and its parent waits for it no longer.
   void no_longer_open(const Group& group);
@@ -87,8 +88,8 @@ class Groups {
     const auto found = open_.find(key);
     return found != open_.end() && found->second.children != 0;
   }
-  Held held(SessionId session) const {
-    const auto found = held_.find(session);
+  Held held(PayerId payer) const {
+    const auto found = held_.find(payer);
     return found == held_.end() ? Held{} : found->second;
   }
   // What a session was granted and has neither sealed nor settled.
@@ -105,13 +106,13 @@ class Groups {
     bool over() const { return slot == kNoSlot && children == 0; }
   };
 
-  Group& add(SlotId slot, uint32_t shards, SessionId payer, uint64_t slot_bytes);
+  Group& add(SlotId slot, uint32_t shards, PayerId payer, uint64_t slot_bytes);
 
   // Of the tables that every exchange writes: close to each other, and used again at once.
   std::pmr::unsynchronized_pool_resource nodes_;
   Table table_{&nodes_};
   std::pmr::unordered_map<Key, Opening, KeyHash> open_{&nodes_};  // RESERVED ones, their parents
-  std::unordered_map<SessionId, Held> held_;
+  std::unordered_map<PayerId, Held> held_;
 };
 
 }  // namespace kvw

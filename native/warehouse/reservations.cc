@@ -40,7 +40,7 @@ bool half_of_rest(uint64_t own, uint64_t all, uint64_t more, uint64_t limit) {
 }  // namespace
 
 Reservations::Reservations(WarehouseState& state, const Parts& parts)
-    // One session takes half of it at most: an eighth of the arena, which is what it goes by.
+    // One process takes half of it at most: an eighth of the arena, which is what it goes by.
     : state_(state),
       parts_(parts),
       limit_bytes_(state.arena.bytes() / 4),
@@ -59,8 +59,12 @@ void Reservations::exchange(SessionId session, const ExchangeTarget& target,
   state_.sessions.pins_are_old();  // whoever asks now may have let some go
   const bool outdated =
       ordinal >= 0 && target.since && *target.since < state_.spaces[ordinal].clear_epoch;
-  const Step step{session, static_cast<uint16_t>(ordinal), state_.clock.boot_ns(),
-                  state_.clock.wall_ns(), outdated};
+  const Step step{session,
+                  state_.sessions.payer_of(session),
+                  static_cast<uint16_t>(ordinal),
+                  state_.clock.boot_ns(),
+                  state_.clock.wall_ns(),
+                  outdated};
   sealed.reserve(seals.size());
   for (size_t at = 0; at < seals.size(); ++at) {
     if (at + kPrefetchAhead < seals.size()) prefetch(seals[at + kPrefetchAhead]);
@@ -244,8 +248,8 @@ ReserveAnswer Reservations::join(SessionId session, SlotId slot, const ReserveRe
   return {group.generation, slot, Answer::granted, Reason::none, 0};
 }
 
-bool Reservations::within_share(SessionId session, uint64_t bytes) const {
-  const Groups::Held own = state_.groups.held(session);
+bool Reservations::within_share(PayerId payer, uint64_t bytes) const {
+  const Groups::Held own = state_.groups.held(payer);
   return half_of_rest(own.bytes, state_.pool.unfinished_bytes(), bytes, limit_bytes_) &&
          half_of_rest(own.slots, state_.groups.size(), 1, Groups::kUnfinishedSlots);
 }
@@ -262,7 +266,7 @@ ReserveAnswer Reservations::open_group(const Step& step, const ReserveRequest& r
     // Not evicted for its own child, unless NVMe keeps the chain whole.
     if (parent->in_dram() && !parent->in_nvme()) parent_slot = parent->slot;
   }
-  if (!within_share(step.session, space.shape.slot_bytes())) return drop(Reason::reserve_limit);
+  if (!within_share(step.payer, space.shape.slot_bytes())) return drop(Reason::reserve_limit);
   const PageId page = parts_.index_room.claim(fields.key, fields.parent, parent_slot);
   if (page == kNoPage) return drop(Reason::index_full);
   const SlotId slot = parts_.eviction.take_slot(*space.cls, SlotState::reserved, parent_slot);
@@ -297,8 +301,8 @@ ReserveAnswer Reservations::open_group(const Step& step, const ReserveRequest& r
   full_fence();
   KVW_SEQUENCE_POINT("reserve: metadata stored");
 
-  Group& group = state_.groups.open(slot, fields.key, fields.parent, space.shape.shards,
-                                    step.session, space.shape.slot_bytes());
+  Group& group = state_.groups.open(slot, fields.key, fields.parent, space.shape.shards, step.payer,
+                                    space.shape.slot_bytes());
   group.page = page;
   group.generation = state_.pool.load(slot).generation;
   group.clear_epoch = state_.epoch;

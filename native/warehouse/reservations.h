@@ -66,6 +66,7 @@ class Reservations {
   // What is the same for all of an exchange.
   struct Step {
     SessionId session;
+    PayerId payer;
     uint16_t ordinal;
     uint64_t boot_ns, wall_ns;
     bool outdated;  // its bytes are older than a clear of the namespace
@@ -82,7 +83,7 @@ class Reservations {
   PageId page_to_build_on(const Key& key);
   // The same of groups: the slot of one that is RESERVED, or kNoSlot.
   SlotId group_to_join(const Key& key);
-  bool within_share(SessionId session, uint64_t bytes) const;
+  bool within_share(PayerId payer, uint64_t bytes) const;
   Reason publish(SlotId slot, Group& group, uint64_t wall_ns);
   void give_up(SlotId slot, Group& group);
   bool settled(const Group& group) const;

@@ -105,6 +105,21 @@ for session in given["sessions"]:
 say(taken)
 """
 
+# Takes what it can get in each of many sessions, and ends none of it.
+HOARDER = """
+import contextlib, random
+from kvwarehouse_bench.strain.raw_protocols import RawSession
+space, rng = kvw.Namespace(**given["space"]), random.Random(given["seed"])
+client.open(space)
+with contextlib.ExitStack() as held:
+    for _ in range(30):
+        session = held.enter_context(RawSession(given["socket"]))
+        while session.reserve(space.id, [rng.randbytes(16) for _ in range(given["prompt"])]):
+            pass
+    say("ready")
+    hear()
+"""
+
 
 class Good:
     """The other client: each of its calls is timed."""
@@ -253,6 +268,18 @@ def test_client_goes_on_beside_one_that(
             neighbour.stop()
         check_given_back(good)
         tally.count(f"client beside one that {kind}")
+
+
+def test_client_goes_on_beside_one_that_takes_its_share_in_each_of_many_sessions(
+    serving: Serving, good: Good, rng: random.Random
+) -> None:
+    """Each session got half of the rest: thirty of a process left the others not even a page."""
+    with bad(serving, HOARDER, OTHERS, rng) as process:
+        good.go_on()
+        eventually(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
+        good.go_on()
+        process.tell("end")
+    check_given_back(good)
 
 
 def test_every_bad_neighbour_is_one_that_there_is() -> None:
