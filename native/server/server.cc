@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -12,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <optional>
 
 #include "base/error.h"
@@ -34,6 +36,7 @@ constexpr auto kGrowRetry = std::chrono::seconds(5);
 // Of the core, to drop a wait: who waits has given up before, and has not heard that it stopped.
 constexpr uint64_t kWaitGraceNs = kSecondNs;
 constexpr int kLateReportMs = 1000;
+constexpr int kNamesTried = 8;  // for a socket that is about to get its own
 
 sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
@@ -45,6 +48,25 @@ sockaddr_un address_of(const std::string& path) {
                     std::to_string(sizeof address.sun_path - 1) + "; choose a shorter --socket");
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
+}
+
+// Binds it beside `path`, and returns where. The first name is always the same, so that what a
+// daemon left that was killed here is removed. In a folder like /tmp it may be somebody else's, who
+// keeps it there: then one is taken that nobody can foresee.
+std::string bind_beside(const std::string& path, const Fd& socket) {
+  std::string fresh = path + ".new";
+  ::unlink(fresh.c_str());
+  for (int left = kNamesTried;; --left) {
+    const sockaddr_un address = address_of(fresh);
+    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+      return fresh;
+    uint32_t drawn = 0;
+    if (errno != EADDRINUSE || left == 1 || ::getrandom(&drawn, sizeof drawn, 0) != sizeof drawn)
+      throw storage_error("cannot bind " + fresh, errno);
+    char suffix[16];
+    std::snprintf(suffix, sizeof suffix, ".%08x", drawn);
+    fresh = path + suffix;
+  }
 }
 
 bool watch(int epoll, int fd) {
@@ -131,17 +153,15 @@ void Server::bind_socket() {
           socket_path_ + " exists and is not a socket; remove it or choose another --socket");
   }
   // Bound under a private name and renamed in, so that it never exists with other permissions.
-  const std::string fresh = socket_path_ + ".new";
-  const sockaddr_un fresh_address = address_of(fresh);
-  ::unlink(fresh.c_str());
   listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener_.valid()) throw storage_error("cannot make a socket", errno);
-  if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&fresh_address),
-             sizeof fresh_address) != 0)
-    throw storage_error("cannot bind " + fresh, errno);
-  if (::chmod(fresh.c_str(), 0600) != 0 || ::listen(listener_.get(), SOMAXCONN) != 0 ||
-      ::rename(fresh.c_str(), socket_path_.c_str()) != 0)
-    throw storage_error("cannot listen on " + socket_path_, errno);
+  const std::string fresh = bind_beside(socket_path_, listener_);
+  if (::chmod(fresh.c_str(), 0600) == 0 && ::listen(listener_.get(), SOMAXCONN) == 0 &&
+      ::rename(fresh.c_str(), socket_path_.c_str()) == 0)
+    return;
+  const int error = errno;
+  ::unlink(fresh.c_str());
+  throw storage_error("cannot listen on " + socket_path_, error);
 }
 
 void Server::listen_again(int timeout_ms) {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <future>
 #include <string>
 #include <thread>
@@ -135,6 +136,27 @@ TEST(clients_are_served_between_two_commands_that_wait) {
   server.call([](Warehouse&) { return 0; }, kPatienceMs);
   CHECK_EQ(connections->size(), 8);
   CHECK_EQ(connections->at(2), 1);
+}
+
+// Incident: in a folder that all may write to, a file of another user kept the daemon from
+// starting.
+TEST(daemon_listens_where_somebody_keeps_the_name_that_it_binds_first) {
+  const Daemon world(shape_of(4096));
+  const std::string taken = world.socket() + ".new";
+  CHECK(std::filesystem::create_directory(taken));  // unlink() takes none, whoever the test runs as
+  Server server(world.options, world.socket());
+  server.start();
+  const auto connect = [&] {
+    const Connection client(world.socket(), std::nullopt,
+                            system_clock().boot_ns() + kPatienceMs * kMillisecondNs);
+  };
+  connect();
+  CHECK_EQ(::unlink(world.socket().c_str()), 0);
+  server.listen_again(kPatienceMs);
+  connect();
+  server.stop();
+  for (const auto& left : std::filesystem::directory_iterator(world.directory.path()))
+    CHECK(left.path() == taken || left.path().string().find("kvw.sock") == std::string::npos);
 }
 
 TEST(lines_for_the_log_are_bounded_and_those_left_out_counted) {
