@@ -582,7 +582,8 @@ def _check_listen(config: Config) -> None:
     if missing:
         raise _bad(
             f"--listen {config.listen!r} is not loopback and needs {missing}: KV is what users "
-            "wrote, and must not cross a network unprotected; on 127.0.0.1 TLS is not needed"
+            "wrote, and must not cross a network unprotected; 127.0.0.1 needs no TLS, because "
+            "clients ask the kernel who listens there"
         )
 
 

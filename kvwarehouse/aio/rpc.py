@@ -152,7 +152,8 @@ class AsyncChannel:
         if self._channel is None:
             self._channel = self._connect()
         else:
-            self.endpoint.refuse_stranger()
+            state = self._channel.get_state()
+            self.endpoint.refuse_stranger(connected=state is grpc.ChannelConnectivity.READY)
         return self._channel
 
     def _forget(self, channel: grpc.aio.Channel) -> None:

@@ -4,15 +4,19 @@ what a failure means.
 An address is "unix:///path/kvw.sock" or a bare path on this host, "host:port" elsewhere. A client
 on the daemon's host trusts a daemon of this process's own user, of root, and of the user that
 $KVW_DAEMON_UID names. The native client asks the kernel who is at the other end of the local
-socket. gRPC lets nobody ask that, so its socket must lie where no stranger could have put it.
+socket. gRPC lets nobody ask that, so its socket must lie where no stranger could have put it, and
+before a connection to loopback without TLS the kernel is asked who listens there.
 
-Thread-safe; does no I/O but reading a PEM file and the owners of a local socket.
+Thread-safe; does no I/O but reading a PEM file, the owners of a local socket, and who listens.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +25,7 @@ from typing import Final, TypedDict
 import grpc
 
 from kvwarehouse import trusted_path
+from kvwarehouse.client.listeners import listeners_of
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
 from kvwarehouse.wire import CHANNEL_OPTIONS, error_from_rpc
 
@@ -66,8 +71,15 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def loopback(self) -> bool:
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+    def loopback(self) -> tuple[str, ...]:
+        """The IP addresses that it means if all of them are loopback's; else none."""
+        if self.host == "localhost":
+            return "127.0.0.1", "::1"  # gRPC tries both, whatever /etc/hosts says
+        try:
+            ours = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            ours = False
+        return (self.host,) if ours else ()
 
     def unreachable(self, reason: str) -> str:
         """What to say where nobody could be asked, with the system's or gRPC's reason."""
@@ -156,16 +168,31 @@ def check_owner(path: str) -> None:
         raise _untrusted(path, f"belongs to uid {owner}", owner)
 
 
+def check_listeners(address: Address) -> None:
+    """Raises TransportError (code "daemon_untrusted") where a stranger would get a connection to
+    this address of loopback. Where nobody is seen to listen nothing is said: the connection is
+    refused, or leads to another network namespace."""
+    for each in listeners_of(address.loopback, address.port):
+        if each.uid not in _trusted():
+            at = Address(host=str(each.at), port=address.port)
+            advice = ", or use TLS"
+            if address.host == "localhost":
+                advice += "; if not, write the daemon's own IP address in place of localhost"
+            raise _untrusted(
+                str(address), f"is uid {each.uid}'s, who listens on {at}", each.uid, advice
+            )
+
+
 def _trusted() -> set[int | None]:
     return {os.geteuid(), 0, daemon_uid()}
 
 
-def _untrusted(path: str, why: str, owner: int | None = None) -> TransportError:
+def _untrusted(path: str, why: str, owner: int | None = None, advice: str = "") -> TransportError:
     fix = "" if owner is None else f"; if it is the right one, set {DAEMON_UID_VARIABLE}={owner}"
     who = daemon_uid()
     who = os.geteuid() if who is None else who
     return TransportError(
-        f"{path} {why}, and only a daemon of uid {who} or root is trusted with KV{fix}",
+        f"{path} {why}, and only a daemon of uid {who} or root is trusted with KV{fix}{advice}",
         code="daemon_untrusted",
         retryable=False,
         context={"path": path},
@@ -186,6 +213,9 @@ OPTIONS = (
     # A daemon is a host of the same network: nobody's KV goes to what http_proxy names.
     ("grpc.enable_http_proxy", 0),
 )
+
+_JUDGED_FOR_S = 1.0
+"""How long a connection to loopback is taken for what it was."""
 
 _ANSWER_SHARE = 0.1
 _ANSWER_MOST_S = 0.5
@@ -223,8 +253,9 @@ class Credentials:
     """True: the authorities that the system trusts; a path: a PEM file with the one to trust."""
 
     def check(self, address: Address) -> None:
-        """Raises UsageError (code "bad_credentials") where a secret or KV would travel unprotected,
-        or where they cannot be used."""
+        """Raises UsageError (code "bad_credentials") where a secret or KV would cross a network
+        unprotected, or where they cannot be used. Who listens on loopback is asked later, before
+        each connection."""
         if self.token is not None and not (
             isinstance(self.token, str) and self.token.isascii() and self.token.isprintable()
         ):
@@ -253,6 +284,8 @@ class Endpoint:
         self.address = address
         self.timeout_s = timeout_s
         self._credentials = credentials
+        self._asks_who_listens = bool(address.loopback) and not credentials.tls
+        self._judged_at_s = -math.inf
         self.pid = os.getpid()
         """Of the process that may use it."""
 
@@ -266,16 +299,27 @@ class Endpoint:
 
     def target(self) -> str:
         """What gRPC connects to. Raises TransportError (code "daemon_untrusted") where a local
-        socket, or a folder on the way to it, is a stranger's."""
+        socket, or a folder on the way to it, is a stranger's, or where one listens on loopback."""
         if not self.address.local:
+            self._judge_connection(False)
             return self.address.grpc_target
         check_socket(self._socket)
         return f"unix:{self._socket}"
 
-    def refuse_stranger(self) -> None:
-        """As target(), before a call over a channel that there is: it may have lost its daemon."""
+    def refuse_stranger(self, *, connected: bool) -> None:
+        """As target(), before a call over a channel that there is: it may have lost its daemon.
+        `connected`: whether the call goes over a connection that there is, too."""
         if self.address.local:
             check_owner(self._socket)
+        elif not connected or time.monotonic() > self._judged_at_s + _JUDGED_FOR_S:
+            self._judge_connection(connected)
+
+    def _judge_connection(self, connected: bool) -> None:
+        """Before it is made, and again once it is there, seldom: gRPC connects anew by itself, and
+        somebody else may have come between our look and that."""
+        if self._asks_who_listens:
+            check_listeners(self.address)
+        self._judged_at_s = time.monotonic() if connected else -math.inf
 
     @property
     def _socket(self) -> str:

@@ -138,7 +138,7 @@ class Channel:
             if self._channel is None:
                 self._channel = self._connect()
             else:
-                self.endpoint.refuse_stranger()
+                self.endpoint.refuse_stranger(connected=_is_connected(self._channel))
             stub = WarehouseStub(self._channel)  # type: ignore[no-untyped-call]
             return stub, self._channel
 
@@ -154,3 +154,10 @@ class Channel:
         if tls is None:
             return grpc.insecure_channel(target, options=OPTIONS)
         return grpc.secure_channel(target, tls, options=OPTIONS)
+
+
+def _is_connected(channel: grpc.Channel) -> bool:
+    """grpcio's own subscribe() would tell it late, by a thread. False where another grpcio keeps
+    its state elsewhere, which costs a look at who listens."""
+    check = getattr(getattr(channel, "_channel", None), "check_connectivity_state", None)
+    return check is not None and check(False) == grpc.ChannelConnectivity.READY.value[0]

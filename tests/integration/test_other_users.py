@@ -16,7 +16,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.client.endpoint import DAEMON_UID_VARIABLE, daemon_uid
 from kvwarehouse.wire import warehouse_pb2
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
@@ -45,9 +46,16 @@ uid, kind, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 os.setgroups([])
 os.setgid(uid)
 os.setuid(uid)
-listener = socket.socket(socket.AF_UNIX, getattr(socket, kind))
-listener.bind(path)
-listener.listen()
+if kind == "TCP":
+    host, _, port = path.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "[::]"
+    where = (host.strip("[]"), int(port))
+    listener = socket.create_server(where, family=family, dualstack_ipv6=both)
+else:
+    listener = socket.socket(socket.AF_UNIX, getattr(socket, kind))
+    listener.bind(path)
+    listener.listen()
 print("listens", flush=True)
 while True:
     print(len(listener.accept()[0].recv(1 << 17)), flush=True)
@@ -163,7 +171,7 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def squatter(path: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
+def squatter(path: Path | str, kind: str) -> Iterator[subprocess.Popen[str]]:
     """A process of the stranger's that listens there, and tells how many bytes it is sent."""
     command = [sys.executable, "-c", SQUATTER, str(STRANGER), kind, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -208,6 +216,92 @@ def test_client_tells_nothing_to_a_grpc_socket_of_another_user(folder: Path) -> 
         with pytest.raises(kvw.TransportError, match="KVW_DAEMON_UID=1001") as caught:
             connect_grpc(f"unix://{folder}/kvw.sock", timeout_s=60)
         assert caught.value.code == "daemon_untrusted"
+
+
+@pytest.fixture
+def on_loopback(folder: Path, tmp_path: Path) -> Iterator[Serving]:
+    """Serves at a port of 127.0.0.1, too."""
+    tokens = folder / "tokens"
+    tokens.write_text(TOKEN + "\n")
+    tokens.chmod(0o600)
+    listen = f"127.0.0.1:{free_port()}"
+    with Serving(tmp_path, listen=listen, token_file=str(tokens)) as serving:
+        yield serving
+
+
+@contextmanager
+def caller(way: str, address: str) -> Iterator[Callable[[], Any]]:
+    """A call of a client that is connected, to its daemon's status."""
+    with ExitStack() as stack:
+        if way == "blocking":
+            yield stack.enter_context(connect_grpc(address, token=TOKEN)).status
+            return
+        runner = stack.enter_context(asyncio.Runner())
+        client = runner.run(aio_connect_grpc(address, token=TOKEN))
+        stack.callback(lambda: runner.run(client.close()))
+        yield lambda: runner.run(client.status())
+
+
+def check_untold(process: subprocess.Popen[str], at: str) -> None:
+    """Whom the stranger hears first is us."""
+    host, _, port = at.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port))) as ours:
+        ours.send(b"ours")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "4\n"
+
+
+@pytest.mark.parametrize("way", ["blocking", "aio"])
+def test_client_tells_nothing_to_who_took_the_other_address_of_localhost(
+    on_loopback: Serving, way: str
+) -> None:
+    """Incident: uid 1001 listened at the daemon's port on [::1], which gRPC tries first, and read
+    the token and the pages of a client of `localhost`."""
+    here = on_loopback.settings["listen"]
+    port = here.rpartition(":")[2]
+    with squatter(f"[::1]:{port}", "TCP") as process:
+        with (
+            pytest.raises(kvw.TransportError, match=r"uid 1001.*KVW_DAEMON_UID=1001") as caught,
+            caller(way, f"localhost:{port}"),
+        ):
+            pass
+        assert caught.value.code == "daemon_untrusted"
+        check_untold(process, f"[::1]:{port}")
+        with caller(way, here) as status:  # as the error says
+            assert status()["state"] == "serving"
+
+
+@pytest.mark.parametrize("at", ["127.0.0.1", "0.0.0.0", "[::]"])
+@pytest.mark.parametrize("way", ["blocking", "aio"])
+def test_client_tells_nothing_to_who_took_the_port_of_its_daemon(
+    on_loopback: Serving, way: str, at: str
+) -> None:
+    """Incident: the daemon ended, and gRPC connected again by itself to who took its port."""
+    here = on_loopback.settings["listen"]
+    with caller(way, here) as status:
+        assert status()["state"] == "serving"
+        on_loopback.kill()
+        with squatter(f"{at}:{here.rpartition(':')[2]}", "TCP") as process:
+            for _ in range(2):
+                with pytest.raises(kvw.TransportError, match=r"uid 1001's") as caught:
+                    status()
+                assert caught.value.code == "daemon_untrusted"
+            check_untold(process, here)
+        on_loopback.start()
+        assert status()["state"] == "serving"
+
+
+def test_client_speaks_to_a_listener_of_the_user_that_it_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(DAEMON_UID_VARIABLE, str(STRANGER))
+    at = f"127.0.0.1:{free_port()}"
+    with squatter(at, "TCP") as process:
+        with pytest.raises(kvw.TransportError) as caught:
+            connect_grpc(at, timeout_s=0.5)
+        assert caught.value.code != "daemon_untrusted"
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) > 0
 
 
 @pytest.mark.parametrize("way", ["blocking", "aio"])

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
 import pytest
 
-from kvwarehouse.client.endpoint import MAX_PATH_BYTES, Address, Credentials, parse_address
-from kvwarehouse.errors import UsageError
+from kvwarehouse.client import endpoint
+from kvwarehouse.client.endpoint import (
+    MAX_PATH_BYTES,
+    Address,
+    Credentials,
+    Endpoint,
+    parse_address,
+)
+from kvwarehouse.client.listeners import Listener
+from kvwarehouse.errors import TransportError, UsageError
+
+STRANGER = 54321
 
 
 @pytest.mark.parametrize(
@@ -70,6 +81,7 @@ def test_longest_path_that_sockets_allow_is_taken() -> None:
     [
         ("10.0.0.7:7070", Credentials()),
         ("10.0.0.7:7070", Credentials(token="secret")),
+        ("127.a-name-of-anybody.example:7070", Credentials(token="secret")),
         ("/run/k.sock", Credentials(tls=True)),
         ("localhost:7070", Credentials(token="two\nlines")),
         ("localhost:7070", Credentials(token="schlüssel")),
@@ -95,3 +107,63 @@ def test_credentials_are_refused_where_they_would_leak_or_not_work(
 )
 def test_credentials_are_taken_where_nothing_leaks(address: str, credentials: Credentials) -> None:
     credentials.check(parse_address(address))
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Another user listens everywhere; what was asked about."""
+    asked: list[tuple[str, ...]] = []
+
+    def listeners_of(hosts: tuple[str, ...], port: int) -> list[Listener]:
+        asked.append(hosts)
+        return [Listener(ipaddress.ip_address(host), STRANGER) for host in hosts]
+
+    monkeypatch.setattr(endpoint, "listeners_of", listeners_of)
+    return asked
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7070", "[::1]:7070", "localhost:7070"])
+def test_stranger_who_listens_on_loopback_is_refused_with_what_to_do(
+    stranger: list[tuple[str, ...]], address: str
+) -> None:
+    with pytest.raises(TransportError, match=f"KVW_DAEMON_UID={STRANGER}, or use TLS") as caught:
+        Endpoint(parse_address(address), Credentials(token="secret"), 1.0).target()
+    assert caught.value.code == "daemon_untrusted"
+    assert not caught.value.retryable
+    assert ("place of localhost" in caught.value.message) == (address == "localhost:7070")
+
+
+def test_user_who_was_named_may_listen_on_loopback(
+    stranger: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(endpoint.DAEMON_UID_VARIABLE, str(STRANGER))
+    Endpoint(parse_address("localhost:7070"), Credentials(), 1.0).target()
+    assert stranger == [("127.0.0.1", "::1")]
+
+
+@pytest.mark.parametrize("address", ["localhost:7070", "10.0.0.7:7070"])
+def test_with_tls_nobody_is_asked_who_listens(
+    stranger: list[tuple[str, ...]], address: str
+) -> None:
+    there = Endpoint(parse_address(address), Credentials(tls=True), 1.0)
+    there.target()
+    there.refuse_stranger(connected=False)
+    assert stranger == []
+
+
+def test_who_listens_is_asked_for_each_connection_and_not_for_each_call(
+    stranger: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(endpoint.DAEMON_UID_VARIABLE, str(STRANGER))
+    monkeypatch.setattr(endpoint, "_JUDGED_FOR_S", 3600.0)
+    there = Endpoint(parse_address("127.0.0.1:7070"), Credentials(), 1.0)
+    there.target()
+    for _ in range(9):
+        there.refuse_stranger(connected=True)
+    assert len(stranger) == 2  # once more as soon as it is there
+    there.refuse_stranger(connected=False)
+    assert len(stranger) == 3
+    monkeypatch.setattr(endpoint, "_JUDGED_FOR_S", 0.0)
+    there.refuse_stranger(connected=True)
+    there.refuse_stranger(connected=True)
+    assert len(stranger) == 5
