@@ -5,12 +5,14 @@ services on both; the second also asks for tokens. Started and stopped by one th
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
@@ -19,7 +21,7 @@ from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
 )
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, unused-ignore]
 
-from kvwarehouse import wire
+from kvwarehouse import settings, wire
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import admission
 from kvwarehouse.daemon.credentials import TcpCredentials
@@ -146,10 +148,13 @@ class Servers:
         # The first sees a call first: nothing of ours runs for a call without a token.
         server = self._server([credentials.tokens, self._interceptor])
         tls = credentials.tls
-        if tls is not None:
-            port = _bound(address, lambda: server.add_secure_port(address, tls))
-        else:
-            port = _bound(address, lambda: server.add_insecure_port(address))
+        port = settings.split_address(address)[1]
+        for ip in _addresses(address):
+            at = _joined(ip, port)
+            if tls is not None:
+                port = _bound(at, partial(server.add_secure_port, at, tls))
+            else:
+                port = _bound(at, partial(server.add_insecure_port, at))
         self._servers.append(server)
         self.listen_address = f"{address.rpartition(':')[0]}:{port}"
 
@@ -194,6 +199,54 @@ def clear_stale(path: str) -> None:
         code="socket_in_use",
         retryable=False,
     )
+
+
+_ALL: Final = ("0.0.0.0", "::")
+_NAMED: Final = {
+    "localhost": ("127.0.0.1", "::1"),  # what clients take it for, whatever /etc/hosts says
+    "0.0.0.0": _ALL,
+    "::": _ALL,
+}
+
+
+def _addresses(address: str) -> list[str]:
+    """What gRPC is to bind for host:port: all IP addresses of the name that are this host's. It
+    would be content with one of them, and another user who has the port at another would get the
+    clients that try that first. Raises TransportError where one is taken, or there is none."""
+    host, port = settings.split_address(address)
+    here: list[str] = []
+    for name in _NAMED.get(host, (host,)):
+        try:
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise _not_bound(address, str(error)) from error
+        here += [_ip(where) for family, _, _, _, where in found if _is_free(family, where)]
+    if not here:
+        raise _not_bound(address, os.strerror(errno.EADDRNOTAVAIL))
+    return here[:1] if host in _ALL else list(dict.fromkeys(here))  # one of _ALL is both to gRPC
+
+
+def _is_free(family: int, where: tuple[Any, ...]) -> bool:
+    """False where the address is not this host's, as of IPv6 where there is none. Raises
+    TransportError where somebody has the port."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+            probe.bind(where)
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return False
+        raise _not_bound(_joined(_ip(where), where[1]), str(error)) from error
+    return True
+
+
+def _ip(where: tuple[Any, ...]) -> str:
+    zone = where[3] if len(where) > 3 else 0
+    return f"{where[0]}%{zone}" if zone else str(where[0])
+
+
+def _joined(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def _bound(address: str, bind: Callable[[], int]) -> int:

@@ -22,6 +22,7 @@ from kvwarehouse.daemon import admission, servers
 from kvwarehouse.daemon.credentials import certificate_ends_at
 from kvwarehouse.wire import warehouse_pb2 as pb
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.strain import raw_protocols
 from testkit.served import Served
 from testkit.tcp import OTHER, TOKEN, T, bearer, channel, failed, made_certificate, port_of, refused
@@ -134,6 +135,38 @@ def test_port_in_use_refuses_to_start_and_leaves_nothing_behind(
     assert address in caught.value.message
     with Served(tmp_path, listen=address, token_file=tokens):
         pass
+
+
+@pytest.mark.parametrize("taken_at", ["127.0.0.1", "::1"])
+def test_localhost_is_refused_if_its_port_is_taken_at_one_address(
+    tmp_path: Path, tokens: str, taken_at: str
+) -> None:
+    """Incident: another user had the port at [::1]. The daemon started at 127.0.0.1 alone, without
+    a word, and clients went to the other."""
+    family = socket.AF_INET6 if ":" in taken_at else socket.AF_INET
+    port = free_port()
+    with socket.create_server((taken_at, port), family=family):
+        with pytest.raises(errors.TransportError) as caught:
+            Served(tmp_path, listen=f"localhost:{port}", token_file=tokens).start()
+        assert caught.value.code == "address_unavailable"
+        assert taken_at in caught.value.message
+    with Served(tmp_path, listen=f"localhost:{port}", token_file=tokens):
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port), timeout=T).close()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "[::]"])
+def test_all_addresses_are_refused_if_the_port_is_taken_at_one(
+    tmp_path: Path, certificate: tuple[str, str], tokens: str, listen: str
+) -> None:
+    port = free_port()
+    tls = {"tls_cert": certificate[0], "tls_key": certificate[1], "token_file": tokens}
+    with (
+        socket.create_server(("::1", port), family=socket.AF_INET6),
+        pytest.raises(errors.TransportError, match="already in use") as caught,
+    ):
+        Served(tmp_path, listen=f"{listen}:{port}", **tls).start()
+    assert caught.value.code == "address_unavailable"
 
 
 @pytest.mark.parametrize(
