@@ -88,6 +88,7 @@ class Servers:
         self._unix: grpc.Server | None = None  # of them
         self._served: tuple[wire.WarehouseServicer, Health] | None = None
         self._socket = ""  # once it is ours
+        self._socket_file: tuple[int, int] | None = None
         self.listen_address = ""
         try:
             self._bind_socket(config.grpc_socket)
@@ -131,8 +132,9 @@ class Servers:
             ended.wait(STOP_GRACE_S * 2)
         self._servers.clear()
         if self._socket:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._socket)
+            with contextlib.suppress(OSError):  # its folder may be another's by now
+                if _file_at(self._socket) == self._socket_file:
+                    os.unlink(self._socket)
             self._socket = ""
 
     def _bind_socket(self, path: str) -> None:
@@ -142,6 +144,7 @@ class Servers:
         self._servers.append(server)
         self._unix = server
         self._socket = path
+        self._socket_file = _file_at(path)
         os.chmod(path, 0o600)
 
     def _bind_tcp(self, address: str, credentials: TcpCredentials) -> None:
@@ -257,6 +260,11 @@ def _bound(address: str, bind: Callable[[], int]) -> int:
     if port == 0:
         raise _not_bound(address, "refused")
     return port
+
+
+def _file_at(path: str) -> tuple[int, int]:
+    facts = os.lstat(path)
+    return facts.st_dev, facts.st_ino
 
 
 def _not_bound(address: str, reason: str) -> TransportError:

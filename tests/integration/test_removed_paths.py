@@ -108,6 +108,23 @@ def test_socket_that_cannot_be_bound_again_is_said_until_it_can(serving: Serving
     assert serving.metrics()["kvwarehouse_paths_lost"] == 0
 
 
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_has_the_name_of_a_removed_socket_is_left_to_its_owner_at_the_end(
+    serving: Serving, kind: str
+) -> None:
+    """Incident: the daemon could not remove what another user had put there, and ended with 1 as if
+    it had failed."""
+    path = Path(serving.socket + ".grpc")
+    path.unlink()
+    if kind == "file":
+        path.write_text("of somebody else")
+    else:
+        path.mkdir()
+    eventually(lambda: serving.events("path_not_restored"), "it is seen")
+    assert serving.stop() == 0
+    assert path.exists()
+
+
 def test_arena_directory_that_cannot_be_put_back_is_not_ready_until_it_can(
     serving: Serving,
 ) -> None:
