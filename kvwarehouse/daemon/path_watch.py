@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from kvwarehouse.config import Config
@@ -18,7 +19,8 @@ from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.errors import WarehouseError
 
-_ARENA_FILES: Final = ("arena", "slots", "index", "control")
+# The index has the number of its start in its name.
+_ARENA_FILES: Final = ("arena", "slots", "index.*", "control")
 
 
 class PathWatch:
@@ -34,7 +36,11 @@ class PathWatch:
         }
         sessions = os.path.join(arena, "sessions")
         self._sessions = sessions if os.path.isdir(sessions) else ""
-        kept = {os.path.join(arena, name): "the pages in DRAM" for name in _ARENA_FILES}
+        kept = {
+            str(path): "the pages in DRAM"
+            for name in _ARENA_FILES
+            for path in Path(arena).glob(name)
+        }
         if config.nvme_dir:
             kept[os.path.join(config.nvme_dir, "segments")] = "the pages on NVMe"
         self._kept = {path: (what, _found(path)) for path, what in kept.items() if _found(path)}

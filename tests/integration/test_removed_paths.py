@@ -125,6 +125,16 @@ def test_what_has_the_name_of_a_removed_socket_is_left_to_its_owner_at_the_end(
     assert path.exists()
 
 
+@pytest.mark.parametrize("name", ["arena", "slots", "index.*", "control"])
+def test_file_of_the_arena_that_was_removed_is_said(serving: Serving, name: str) -> None:
+    """Incident: nothing was said of the index, which has a number in its name."""
+    [path] = serving.arena_dir.glob(name)
+    path.unlink()
+    eventually(lambda: serving.events("path_removed"), "what is lost is said")
+    with serving.connect_remote() as client:
+        assert str(path) in client.status()["service"]["paths_reason"]
+
+
 def test_arena_directory_that_cannot_be_put_back_is_not_ready_until_it_can(
     serving: Serving,
 ) -> None:
