@@ -7,15 +7,18 @@ $KVW_DAEMON_UID names. The native client asks the kernel who is at the other end
 socket. gRPC lets nobody ask that, so its socket must lie where no stranger could have put it, and
 before a connection to loopback without TLS the kernel is asked who listens there.
 
-Thread-safe; does no I/O but reading a PEM file, the owners of a local socket, and who listens.
+Thread-safe; does no I/O but reading a PEM file, the owners of a local socket, and who listens
+(a call, and a connection where it shows nobody).
 """
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import math
 import os
 import re
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -170,9 +173,15 @@ def check_owner(path: str) -> None:
 
 def check_listeners(address: Address) -> None:
     """Raises TransportError (code "daemon_untrusted") where a stranger would get a connection to
-    this address of loopback. Where nobody is seen to listen nothing is said: the connection is
-    refused, or leads to another network namespace."""
-    for each in listeners_of(address.loopback, address.port):
+    this address of loopback, and (code "unavailable") where nobody gets it: a stranger may wait for
+    just that, and come before gRPC does. Where somebody does who is not seen nothing is said: he is
+    in another network namespace."""
+    found = listeners_of(address.loopback, address.port)
+    if not found:
+        if all(_refuses(host, address.port) for host in address.loopback):
+            raise _unavailable(address, "nobody listens there")
+        found = listeners_of(address.loopback, address.port)  # he may have come meanwhile
+    for each in found:
         if each.uid not in _trusted():
             at = Address(host=str(each.at), port=address.port)
             advice = ", or use TLS"
@@ -181,6 +190,22 @@ def check_listeners(address: Address) -> None:
             raise _untrusted(
                 str(address), f"is uid {each.uid}'s, who listens on {at}", each.uid, advice
             )
+
+
+def _refuses(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_PROBE_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError as error:
+        return error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
+    return False
+
+
+def _unavailable(address: Address, reason: str) -> TransportError:
+    return TransportError(
+        address.unreachable(reason), code="unavailable", context={"address": address}
+    )
 
 
 def _trusted() -> set[int | None]:
@@ -213,6 +238,9 @@ OPTIONS = (
     # A daemon is a host of the same network: nobody's KV goes to what http_proxy names.
     ("grpc.enable_http_proxy", 0),
 )
+
+_PROBE_S = 0.2
+"""Of a connection on this host, which takes as many microseconds."""
 
 _JUDGED_FOR_S = 1.0
 """How long a connection to loopback is taken for what it was."""
@@ -343,11 +371,7 @@ class Endpoint:
         if failure.code != "unavailable":
             return failure
         reason = getattr(error, "details", lambda: None)() or "no answer"
-        return TransportError(
-            self.address.unreachable(reason),
-            code="unavailable",
-            context={"address": self.address},
-        )
+        return _unavailable(self.address, reason)
 
 
 def forked() -> TransportError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Any
 
 import pytest
@@ -167,3 +168,23 @@ def test_who_listens_is_asked_for_each_connection_and_not_for_each_call(
     there.refuse_stranger(connected=True)
     there.refuse_stranger(connected=True)
     assert len(stranger) == 5
+
+
+def test_port_that_nobody_has_is_left_to_nobody_who_waits_for_it() -> None:
+    """Incident: who took the port between the look and gRPC's connection got it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(TransportError, match="kvwarehouse serve") as caught:
+        Endpoint(parse_address(f"127.0.0.1:{port}"), Credentials(), 1.0).target()
+    assert caught.value.code == "unavailable"
+    assert caught.value.retryable
+
+
+def test_listener_whom_the_kernel_does_not_show_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind a packet filter that leads to a daemon in another network namespace."""
+    monkeypatch.setattr(endpoint, "listeners_of", lambda hosts, port: [])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert Endpoint(parse_address(address), Credentials(), 1.0).target() == address
