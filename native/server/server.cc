@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/huge_pages.h"
@@ -30,7 +31,11 @@ namespace {
 constexpr int kTickMs = 100;
 constexpr size_t kCommandsQueued = 4096;
 constexpr uint64_t kCommandsNs = kMillisecondNs;  // that begin together
-constexpr int kMessagesPerWake = 16;  // so that one busy client does not starve the rest
+// Of a process, in a round of all that are ready: one that is busy on many connections takes no
+// more from the rest than one that is on a single one.
+constexpr int kMessagesPerWake = 16;
+constexpr size_t kReadyAtOnce = Server::kMaxConnections;  // so that others are seen behind those
+constexpr int kEventsBeforeTick = 64;                     // which no round holds up
 constexpr uint64_t kHelloWithinNs = 10 * kSecondNs;
 constexpr auto kGrowRetry = std::chrono::seconds(5);
 // Of the core, to drop a wait: who waits has given up before, and has not heard that it stopped.
@@ -258,21 +263,26 @@ void Server::throw_stopped() {
 }
 
 void Server::run() {
-  std::array<epoll_event, 64> events;
+  std::array<epoll_event, kReadyAtOnce> events;
   uint64_t next_tick = 0;
-  for (;;) {
+  const auto tick_if_due = [&] {
     const uint64_t now = system_clock().boot_ns();
-    if (now >= next_tick) {
-      warehouse_->tick();
-      drop_silent();
-      give_runs();
-      warehouse_->wake_waiters();
-      next_tick = now + kTickMs * kMillisecondNs;
-    }
+    if (now < next_tick) return now;
+    warehouse_->tick();
+    drop_silent();
+    give_runs();
+    warehouse_->wake_waiters();
+    next_tick = now + kTickMs * kMillisecondNs;
+    return now;
+  };
+  for (;;) {
+    const uint64_t now = tick_if_due();
     const bool goes_on = warehouse_->goes_on();  // as soon as others were served
     const int wait_ms =
         goes_on ? 0 : static_cast<int>((next_tick - std::min(now, next_tick)) / kMillisecondNs) + 1;
     const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms);
+    turns_.clear();
+    serve_late();
     for (int i = 0; i < count; ++i) {
       const int fd = events[i].data.fd;
       if (fd == wake_.get()) {
@@ -289,6 +299,7 @@ void Server::run() {
         serve(fd);
       }
       warehouse_->wake_waiters();
+      if ((i + 1) % kEventsBeforeTick == 0) tick_if_due();
     }
     look_at_waits();
     if (goes_on) warehouse_->go_on();
@@ -395,14 +406,21 @@ void Server::hang_up(int fd) {
   const auto found = connections_.find(fd);
   if (found == connections_.end()) return;
   if (found->second.session != 0) warehouse_->sessions().hung_up(found->second.session);
+  if (found->second.late) std::erase(late_, fd);  // another may get its number
   connections_.erase(found);
   connection_count_ = connections_.size();
 }
 
 void Server::serve(int fd) {
-  for (int i = 0; i < kMessagesPerWake; ++i) {
+  for (Turn* turn = nullptr;; --turn->left) {
     const auto found = connections_.find(fd);
-    if (found == connections_.end()) return;
+    if (found == connections_.end() || found->second.late) return;
+    if (turn == nullptr) turn = &turn_of(found->second.pid);
+    if (turn->left == 0) {
+      found->second.late = true;
+      late_.push_back(fd);
+      return;
+    }
     const ssize_t got = ::recv(fd, buffer_.data(), buffer_.size(), MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     const bool sane = got > 0 && static_cast<size_t>(got) <= buffer_.size();
@@ -411,6 +429,25 @@ void Server::serve(int fd) {
       return;
     }
   }
+}
+
+// In the order in which they came to be late, so that each of a process has its turn.
+void Server::serve_late() {
+  for (const int fd : std::exchange(late_, {})) {
+    const auto found = connections_.find(fd);
+    if (found == connections_.end()) continue;
+    found->second.late = false;
+    serve(fd);
+    warehouse_->wake_waiters();
+  }
+}
+
+// Good until the next call.
+Server::Turn& Server::turn_of(uint64_t pid) {
+  const auto found = std::ranges::find(turns_, pid, &Turn::pid);
+  if (pid != 0 && found != turns_.end()) return *found;
+  turns_.push_back({pid, kMessagesPerWake});
+  return turns_.back();
 }
 
 void Server::populate() {

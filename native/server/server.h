@@ -84,7 +84,13 @@ class Server {
     SessionId session = 0;
     bool read_only = false;
     uint64_t since_ns = 0;
-    uint64_t pid = 0;  // by the kernel's word; 0: of a process that is not seen from here
+    uint64_t pid = 0;   // by the kernel's word; 0: of a process that is not seen from here
+    bool late = false;  // in late_
+  };
+  // What a process may still say in this round; a connection, where its process is not seen.
+  struct Turn {
+    uint64_t pid;
+    int left;
   };
 
   using Command = std::function<void(Warehouse&)>;
@@ -118,6 +124,8 @@ class Server {
   void accept_all();
   bool full(uint64_t pid) const;
   void serve(int fd);
+  void serve_late();
+  Turn& turn_of(uint64_t pid);
   bool answer(Connection& connection, std::span<const std::byte> message);
   bool answer_hello(Connection& connection, const MessageHead& head, Reader& body);
   bool answer_exchange(Connection& connection, const MessageHead& head, Reader& body);
@@ -153,6 +161,8 @@ class Server {
   Fd spare_;  // given up for a moment to turn a client away when there are no descriptors left
   std::unordered_map<int, Connection> connections_;
   std::atomic<uint64_t> connection_count_{0};
+  std::vector<Turn> turns_;  // of this round
+  std::vector<int> late_;    // whose process had its turn: they are the first in the next round
   std::vector<std::byte> buffer_;
   std::vector<Wait> waits_;
   Link put_link_, get_link_;

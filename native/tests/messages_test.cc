@@ -4,6 +4,10 @@
 
 #include <poll.h>
 
+#include <chrono>
+#include <future>
+#include <thread>
+
 #include "tests/check.h"
 #include "tests/daemon_world.h"
 
@@ -233,6 +237,46 @@ TEST(process_has_half_of_the_connections) {
     if (late.send(settle.finish()) && late.refusal() == "no_session") break;
     CHECK(system_clock().boot_ns() < end_ns);
   }
+}
+
+// Incident: turns went by connection, so a process that said something on five hundred of them had
+// all the others wait for five hundred answers.
+TEST(process_has_one_turn_in_a_round_however_many_connections_it_has) {
+  constexpr size_t kTurn = 16, kRounds = 4;
+  Daemon daemon(shape_of(5000));
+  daemon.start();
+  std::vector<std::unique_ptr<Rogue>> peers;
+  for (size_t i = 0; i < 6 * kTurn; ++i) peers.push_back(std::make_unique<Rogue>(daemon));
+  const auto accepted = [&](Warehouse&) { return daemon.server().connections(); };
+  while (daemon.call(accepted) < peers.size()) std::this_thread::yield();
+  std::promise<void> begun, all_said;
+  check::Thread busy([&] {
+    daemon.call([&](Warehouse&) {
+      begun.set_value();
+      all_said.get_future().wait();
+      return 0;
+    });
+  });
+  begun.get_future().wait();
+  Writer hello(MessageType::hello, 1);
+  hello.put(Hello{0, 1});
+  const Bytes message = copy_of(hello.finish());
+  for (const auto& peer : peers) CHECK(peer->send(message));
+  // Each of these waits for a round of its own: it takes longer than what may begin together.
+  const auto answered = std::make_shared<std::vector<size_t>>();
+  const auto look = [answered](Warehouse& warehouse) {
+    answered->push_back(warehouse.sessions().size());
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return 0;
+  };
+  for (size_t i = 0; i < kRounds; ++i) CHECK_THROWS(daemon.server().call(look, 0), "core_busy");
+  all_said.set_value();
+  busy.join();
+  for (const auto& peer : peers) CHECK(!peer->receive().empty());  // and every one has its turn
+  daemon.call([](Warehouse&) { return 0; });
+  CHECK_EQ(answered->size(), kRounds);
+  for (size_t i = 0; i < kRounds; ++i)
+    CHECK(answered->at(i) <= (i == 0 ? 0 : answered->at(i - 1)) + 2 * kTurn);
 }
 
 TEST(connection_without_a_hello_is_ended_whatever_else_it_says) {
