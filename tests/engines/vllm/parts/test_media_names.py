@@ -139,6 +139,6 @@ def test_request_with_media_that_its_client_named_neither_loads_nor_stores(
 def test_tier_shares_no_media_that_a_client_named(marked: Any) -> None:
     link = EngineLink(marked)
     link.begin(with_image(name_of(None)))
-    assert link.facts("r") == RequestFacts()
+    assert link.facts("r") == (RequestFacts(), None)
     link.begin(with_image(name_of(DIGEST)))
-    assert link.facts("r") == RequestFacts(loads=False, stores=False)
+    assert link.facts("r") == (RequestFacts(loads=False, stores=False), None)
