@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import cast
 
 from kvwarehouse.backup.chains import Chains
@@ -26,8 +26,9 @@ def add_listed(client: Client, space: StoredNamespace, chains: Chains, timeout_s
     try:
         _add(chains, lambda most_s: waiting.submit(next, told, None).result(most_s), timeout_s)
     finally:
-        waiting.submit(told.close)
+        closing = waiting.submit(told.close)
         waiting.shutdown(wait=False)
+    wait([closing], timeout_s)  # what is watched cannot be forgotten
 
 
 def _add(chains: Chains, take: Callable[[float], Changes | None], timeout_s: float) -> None:

@@ -163,11 +163,11 @@ def test_loads_are_right_or_a_miss_while_slabs_change_hands(
         race(crowd, serving, rng, [SMALL, LARGE], loads=2000 if LONG else 100, why="evicted")
 
 
-def test_loads_are_right_or_a_miss_while_index_windows_are_full(
+def test_loads_are_right_or_a_miss_while_the_index_is_full(
     crowd: ExitStack, tmp_path: Path, rng: random.Random
 ) -> None:
     with Serving(tmp_path, dram="32MiB", index_pages="512") as serving:
-        race(crowd, serving, rng, [SMALL], loads=2000 if LONG else 100, why="window")
+        race(crowd, serving, rng, [SMALL], loads=2000 if LONG else 100, why="evicted")
 
 
 def test_loads_are_right_or_a_miss_while_the_arena_grows_and_after_a_larger_start(

@@ -19,6 +19,7 @@ from kvwarehouse.remote.names import EVERYTHING, FleetNames, PagesName
 from kvwarehouse_bench.harness.eventually import eventually
 from testkit.fleet_secrets import secret_file
 from testkit.quick_remote import QuickServing
+from testkit.remote_host import names_in, object_paths
 
 NAMES = FleetNames(FleetSecret.derive(bytes(32)).fleet_id)
 PAGE_TOKENS, PAGE_BYTES, RUN_PAGES = 16, 4096, 16
@@ -83,16 +84,11 @@ class Fleet:
         self.hosts = [Host(folder / name, self.folder) for name in ("first", "second")]
 
     def markers(self, space: bytes = SPACE.id) -> list[int]:
-        found = [NAMES.epoch_of(name) for name in self._names()]
+        found = [NAMES.epoch_of(name) for name in names_in(self.folder)]
         return sorted(of[1] for of in found if of and of[0] == space)
 
     def objects(self) -> list[PagesName]:
-        return [of for name in self._names() if (of := NAMES.pages_of(name))]
-
-    def _names(self) -> list[str]:
-        return [
-            str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()
-        ]
+        return list(object_paths(self.folder, NAMES))
 
     def hide(self) -> None:
         """The store does not answer: its mount is gone."""

@@ -17,6 +17,7 @@ from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse_bench.harness.eventually import eventually
 from testkit.fleet_secrets import secret_file
 from testkit.quick_remote import QuickServing
+from testkit.remote_host import object_paths
 
 NAMES = FleetNames(FleetSecret.derive(bytes(32)).fleet_id)
 PAGE_TOKENS, PAGE_BYTES = 16, 4096
@@ -101,12 +102,7 @@ class Host:
         return loaded
 
     def objects(self) -> dict[PagesName, Path]:
-        found = {}
-        for path in self.store_folder.rglob("*"):
-            name = NAMES.pages_of(str(path.relative_to(self.store_folder)))
-            if name is not None:
-                found[name] = path
-        return found
+        return object_paths(self.store_folder, NAMES)
 
 
 @pytest.fixture

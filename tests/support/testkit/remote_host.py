@@ -3,6 +3,7 @@ from its outside have in common. Hosts share the folder where they are of one `t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,16 +110,25 @@ class RemoteHost:
         return {name: path.read_bytes() for name, path in self.paths().items()}
 
     def paths(self) -> dict[PagesName, Path]:
-        found = {}
-        for path in self.folder.rglob("*"):
-            name = NAMES.pages_of(str(path.relative_to(self.folder)))
-            if name is not None:
-                found[name] = path
-        return found
+        return object_paths(self.folder, NAMES)
 
     def worker(self) -> int:
         """The last one's pid."""
         return int(self.serving.events("remote_worker_started")[-1]["pid"])
+
+
+def names_in(folder: Path) -> list[str]:
+    """Of all that a store in a folder has, while workers write and delete there."""
+    # Path.rglob() raises where a folder goes meanwhile.
+    return [
+        os.path.relpath(os.path.join(place, name), folder)
+        for place, _, names in os.walk(folder)
+        for name in names
+    ]
+
+
+def object_paths(folder: Path, fleet: FleetNames) -> dict[PagesName, Path]:
+    return {of: folder / name for name in names_in(folder) if (of := fleet.pages_of(name))}
 
 
 def tokens(prompt: int, runs: int = 1) -> list[int]:
