@@ -1,16 +1,16 @@
 """LoRA adapters by their weights: vLLM's hashes have only their names and paths.
 
 No hook tells which weights the workers loaded. So an adapter is what its files were when a request
-with it first came, for as long as they stay so: a thread looks at them for each request, and again
-and again while requests compute. What cannot be known is None, and such requests neither load nor
-store:
+with it first came, for as long as they stay so: a thread reads what is new, and another looks at
+what was read for each request, and again and again while requests compute. What cannot be known is
+None, and such requests neither load nor store:
 - Files that changed: the engine may have the old weights or the new under this number, for good.
 - A name and path under which vLLM's cache has blocks of other files, until that cache is reset:
   the blocks have the same hashes.
 - An adapter that is loaded anew with each step (load_inplace).
 - A name of the hub before the engine has used it: vLLM downloads what is newest there.
 
-The thread may hang in a file system; nobody waits for it longer than a moment.
+The threads may hang in a file system; nobody waits for them longer than a moment.
 
 Thread-safe. Nothing here blocks, and nothing raises.
 """
@@ -33,9 +33,12 @@ _log = logging.getLogger(__name__)
 _MOST_KNOWN = 16_384
 # A request waits for its look so long; vLLM itself waits for the same files without a bound.
 _PATIENCE_S = 2.0
-# While requests compute, files are looked at so often, and what was seen counts for so long.
+# Files of an adapter that requests compute with are looked at so often, and what was seen counts
+# for so long. Steps ask for it, and a step of a large model may take seconds: so it goes on for a
+# while behind the last of them.
 _LOOK_EVERY_S = 0.1
 _FRESH_S = 1.0
+_WANTED_S = 30.0
 
 
 @dataclass(eq=False)
@@ -47,10 +50,10 @@ class _Adapter:
     asked: int = 0
     answered: int = 0
     """Looks, of those that were asked for."""
-    asked_s: float = 0.0
-    """When the first was asked for that is not answered."""
     looked_s: float = float("-inf")
     """When the last began that is answered."""
+    wanted_s: float = float("-inf")
+    """When a step last asked."""
     waiting: bool = False
     used: bool = False
     """A request with it has computed: the engine has loaded it."""
@@ -66,6 +69,7 @@ class AdapterLook:
 
     adapter: _Adapter
     number: int
+    asked_s: float
     renewed: bool = False
 
 
@@ -75,8 +79,10 @@ class Adapters:
         self._known: dict[int, _Adapter] = {}
         self._cached: dict[tuple[str, str], Signature | None] = {}
         """Of which files vLLM's cache may have blocks; None: of several."""
-        self._waiting: deque[_Adapter] = deque()
-        self._thread: threading.Thread | None = None
+        # Of files that were read before, and of others: to read those may take long.
+        self._waiting: dict[bool, deque[_Adapter]] = {True: deque(), False: deque()}
+        self._wanted: set[_Adapter] = set()
+        self._started = False
         self._full = False
         self._closed = False
 
@@ -91,7 +97,7 @@ class Adapters:
                 self._lose(adapter, "another one is loaded in its place")
             if adapter.lost:
                 self._cached[name] = None
-            return AdapterLook(adapter, self._ask(adapter))
+            return AdapterLook(adapter, self._ask(adapter), time.monotonic())
 
     def pending(self, look: AdapterLook) -> bool:
         """Whether the request should wait, a moment, for what the look finds."""
@@ -100,11 +106,11 @@ class Adapters:
             if adapter.lost or self._closed:
                 return False
             if adapter.answered < look.number:
-                return now < adapter.asked_s + _PATIENCE_S
+                return now < look.asked_s + _PATIENCE_S
             if now <= adapter.looked_s + _FRESH_S or look.renewed:
                 return False
             # The request has waited for its turn since then.
-            look.renewed = True
+            look.renewed, look.asked_s = True, now
             look.number = self._ask(adapter)
             return True
 
@@ -120,7 +126,7 @@ class Adapters:
         """Of a request that computes: whether its KV is of the fingerprint, as far as the files
         tell that were looked at a moment ago."""
         with self._changed:
-            self._keep_fresh(look.adapter)
+            self._want(look.adapter)
             fresh = time.monotonic() <= look.adapter.looked_s + _FRESH_S
             return fresh and self._digest(look) is not None
 
@@ -128,7 +134,7 @@ class Adapters:
         """With each step, of requests that compute."""
         with self._changed:
             for adapter in {look.adapter for look in looks}:
-                self._keep_fresh(adapter)
+                self._want(adapter)
 
     def used(self, request: Any) -> None:
         """A request has ended."""
@@ -175,23 +181,33 @@ class Adapters:
         """The number of a look that begins after now."""
         if adapter.lost or self._closed:
             return adapter.asked
-        if adapter.answered == adapter.asked:
-            adapter.asked_s = time.monotonic()
         adapter.asked += 1
         if not adapter.waiting:
             adapter.waiting = True
-            self._waiting.append(adapter)
-            self._changed.notify()
-        if self._thread is None:
-            # A daemon thread: one that hangs in a file system must not keep the engine from ending.
-            self._thread = threading.Thread(target=self._run, name="kvw-adapters", daemon=True)
-            self._thread.start()
+            self._waiting[adapter.signature is not None].append(adapter)
+            self._changed.notify_all()
+        if not self._started:
+            self._started = True
+            for again in (False, True):
+                # Daemon threads: what hangs in a file system must not keep the engine from ending.
+                threading.Thread(
+                    target=self._run, args=(again,), name="kvw-adapters", daemon=True
+                ).start()
         return adapter.asked
 
-    def _keep_fresh(self, adapter: _Adapter) -> None:
-        answered = adapter.answered == adapter.asked
-        if answered and time.monotonic() > adapter.looked_s + _LOOK_EVERY_S:
-            self._ask(adapter)
+    def _want(self, adapter: _Adapter) -> None:
+        adapter.wanted_s = time.monotonic()
+        if adapter not in self._wanted:
+            self._wanted.add(adapter)
+            self._changed.notify_all()  # from now on without being asked
+        self._keep_fresh()
+
+    def _keep_fresh(self) -> None:
+        now = time.monotonic()
+        self._wanted = {each for each in self._wanted if now <= each.wanted_s + _WANTED_S}
+        for adapter in self._wanted:
+            if adapter.answered == adapter.asked and now > adapter.looked_s + _LOOK_EVERY_S:
+                self._ask(adapter)
 
     def _digest(self, look: AdapterLook) -> bytes | None:
         adapter = look.adapter
@@ -209,7 +225,7 @@ class Adapters:
         self._cached[adapter.name] = None
 
     def _answer(self, adapter: _Adapter, look: int, began_s: float, seen: _Seen) -> None:
-        adapter.answered, adapter.looked_s, adapter.asked_s = look, began_s, time.monotonic()
+        adapter.answered, adapter.looked_s = look, began_s
         if adapter.lost or seen.signature is None:
             return
         first = adapter.signature is None
@@ -233,15 +249,20 @@ class Adapters:
                 *adapter.name,
             )
 
-    # -- in the thread -----------------------------------------------------------------------------
+    # -- in the threads ----------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, again: bool) -> None:
+        """again: it looks at files that were read before."""
+        waiting = self._waiting[again]
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
+                while not waiting and not self._closed:
+                    self._changed.wait(_LOOK_EVERY_S if again and self._wanted else None)
+                    if again:
+                        self._keep_fresh()
                 if self._closed:
                     return
-                adapter = self._waiting.popleft()
+                adapter = waiting.popleft()
                 adapter.waiting = False
                 look, first, used = adapter.asked, adapter.signature is None, adapter.used
             began_s, seen = time.monotonic(), _Seen()

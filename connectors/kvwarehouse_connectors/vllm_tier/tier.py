@@ -144,14 +144,17 @@ class WarehouseTier(SecondaryTierManager):
         asked.facts = None
         return False
 
-    @never_raises()
-    def _look_again(self, request_id: str) -> None:
-        """Before a request's blocks are stored: its adapter's files may have changed."""
+    @never_raises(default=False)
+    def _look_again(self, request_id: str) -> bool:
+        """Before a request's blocks are stored: its adapter's files may have changed. False: that
+        is not known now."""
         asked = self._with_adapters.get(request_id)
         if asked is None or self._await_adapter(request_id):
-            return
-        if not self._link.adapters.still_known(asked.look):
+            return True
+        known = self._link.adapters.still_known(asked.look)
+        if not known and self._link.adapters.fingerprint(asked.look) is None:
             self._core.distrust(request_id)
+        return known
 
     @never_raises(default=LookupResult.MISS)
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
@@ -178,9 +181,11 @@ class WarehouseTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: Any) -> None:
         request = job_metadata.req_context
+        if not self._look_again(request.req_id):
+            self._core.refuse_store(job_metadata.job_id, request.req_id, self._link.step)
+            return
         rows = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
         position = request.get_offload_key_position
-        self._look_again(request.req_id)
         self._core.store(job_metadata.job_id, request.req_id, rows, position, self._link.step)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:

@@ -210,6 +210,10 @@ class TierCore:
         self._held_stores.append(job)
         self._judge_stores()
 
+    def refuse_store(self, number: int, request_id: str, step: int) -> None:
+        """Of one job: nothing of it is stored."""
+        self._stores.refuse(Job(number, request_id, [], time.monotonic(), step, self._epoch))
+
     def finished(self) -> list[JobOutcome]:
         """Of loads and stores, each once. Their memory is vLLM's again."""
         self._take_fetched()

@@ -305,6 +305,44 @@ def test_adapter_that_was_not_looked_at_for_a_while_is_not_known_to_be_the_same(
     assert not adapters.still_known(look)
 
 
+def test_adapter_is_looked_at_while_a_step_takes_long(
+    adapters: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: a step of seconds was the last of which anything was stored."""
+    look = answered(adapters, adapter(str(write_adapter(tmp_path / "one", 1.0))))
+    looks: list[str] = []
+    see = module._see
+    monkeypatch.setattr(module, "_see", lambda path, *how: looks.append(path) or see(path, *how))
+    adapters.keep_fresh([look])
+    eventually(lambda: len(looks) > 2, "it is looked at without being asked")
+    monkeypatch.setattr(module, "_WANTED_S", 0.0)
+    eventually(lambda: not adapters._wanted, "for as long as requests compute with it")
+
+
+def test_known_adapter_is_looked_at_while_files_of_another_are_read(
+    adapters: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = adapter(str(write_adapter(tmp_path / "one", 1.0)))
+    answered(adapters, one)
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def read(files: Any) -> bytes:
+        reads.set()
+        goes_on.wait()
+        return bytes(32)
+
+    monkeypatch.setattr(module, "files_digest", read)
+    try:
+        cold = adapter(str(write_adapter(tmp_path / "two", 2.0)), name="b", number=2)
+        look = adapters.look(cold)
+        assert look is not None
+        assert reads.wait(60)
+        assert known(adapters, one)
+        assert adapters.pending(look)
+    finally:
+        goes_on.set()
+
+
 def test_engine_that_has_had_too_many_adapters_says_so(
     adapters: Adapters,
     tmp_path: Path,

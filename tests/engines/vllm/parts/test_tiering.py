@@ -35,7 +35,7 @@ from vllm.v1.kv_offload.tiering.base import TransferJob
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_connectors.vllm import compat, loaded_files
+from kvwarehouse_connectors.vllm import adapters, compat, loaded_files
 from kvwarehouse_connectors.vllm_tier import WarehouseOffloadingConnector, WarehouseTier, identity
 from kvwarehouse_connectors.vllm_tier.chunks import group_of
 from kvwarehouse_connectors.vllm_tier.handover import EngineLink, handed_over
@@ -374,6 +374,22 @@ def test_nothing_is_stored_once_an_adapters_files_have_changed_beneath_a_request
     first.store(context, named[:2], seed)
     write_adapter(tmp_path / "one", 2.0)
     eventually(lambda: not trusted(first, "r"), "the change is seen")
+    first.store(context, named[2:], seed)
+    assert first.tier._core.totals["stored_chunks"] == 2
+
+
+def test_request_stores_again_once_its_adapters_files_are_looked_at_again(
+    start: Callable[[], Manager], tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: one look that came late was the end of all stores of the request."""
+    lora, named = adapter(str(write_adapter(tmp_path / "one", 1.0))), keys(seed)
+    first = start()
+    context = first.begin("r", lora_request=lora)
+    assert first.found(context, named) == [MISS] * 4
+    with monkeypatch.context() as late:
+        late.setattr(adapters, "_FRESH_S", -1.0)
+        first.store(context, named[:2], seed)
+    assert first.tier._core.totals["stored_chunks"] == 0
     first.store(context, named[2:], seed)
     assert first.tier._core.totals["stored_chunks"] == 2
 
