@@ -125,6 +125,11 @@ class SharedMemory(Transport):
         )
         return Pins(held)
 
+    def clear_epoch(self, space: Namespace) -> int | None:
+        """Other than before if `space` was cleared; None: it is not in the memory that is mapped
+        now. No call."""
+        return self.native.clear_epoch(space.id)
+
     def tags(self, request: LoadRequest) -> NDArray[np.uint64]:
         """A word for each page of the prompt, of the request's shard: as good as its key and shard
         for telling it from others."""

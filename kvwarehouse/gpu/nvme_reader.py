@@ -7,7 +7,8 @@ There the daemon reads it again, finds a damaged record by itself and takes it o
 
 One load at a time reads past the daemon; those beside it go the daemon's way, so that none waits
 for another. Invariants: nothing is handed over that was not verified against its record's digest; a
-hold ends only when every transfer from it has.
+hold ends only when every transfer from it has; no load has pages from before a clear and from after
+it.
 """
 
 from __future__ import annotations
@@ -108,17 +109,19 @@ class NvmeReader:
         if not pages:
             return Loaded(0)
         part = slice(wanted.first, wanted.first + pages)
+        memory = shared_memory_of(opened)
+        since = memory.clear_epoch(wanted.space)
         asked = TiersRequest(wanted.space, wanted.prefix, counted=False)
         direct = tiers_of(opened, asked)[part] == Tier.NVME
-        memory = shared_memory_of(opened)
         tags = None
         if self._recent is not None and direct.any():
             tags = memory.tags(wanted)[part]
             direct &= ~self._recent.among(tags)
-        if not (direct.any() and self._fits(wanted.out) and self._turn.acquire(blocking=False)):
+        here = since is not None and direct.any() and self._fits(wanted.out)
+        if not (here and self._turn.acquire(blocking=False)):
             left_s = max(0.0, deadline_s - time.monotonic())
             return memory.load(wanted._replace(timeout_s=left_s))
-        load = _Load(self, memory, wanted, deadline_s)
+        load = _Load(self, memory, wanted, since, deadline_s)
         try:
             loaded = load.run(direct)
             if self._recent is not None and tags is not None:
@@ -173,12 +176,14 @@ class _Load:
         reader: NvmeReader,
         memory: SharedMemory,
         wanted: LoadRequest,
+        since: int | None,
         deadline_s: float,
     ) -> None:
         self._reader = reader
         self._staging = reader._staging
         self._memory = memory
         self._wanted = wanted
+        self._since = since
         self._deadline_s = deadline_s
         self._under_way: deque[tuple[_Read, Finished]] = deque()
         self._held: core.Extents | None = None
@@ -186,19 +191,24 @@ class _Load:
         self._bad = False
 
     def run(self, direct: NDArray[np.bool_]) -> Loaded:
-        """direct: which of the pages that are wanted are to be read past the daemon."""
+        """direct: which of the pages that are wanted are to be read past the daemon. Each of the
+        native client's calls has the clear epoch of its own beginning, so that the next one would
+        go on with what was stored after a clear."""
         at, pages = 0, self._wanted.out.count
         while at < pages:
             read, others = 0, _span(direct, at)
             if direct[at] and self._held is None:
                 read, others = self._past_daemon(at, others)
-                at += read
-            if others:
-                filled, why = self._by_daemon(at, others)
-                at += filled
-                if filled < others:
-                    return Loaded(at, {why: pages - at})
+            filled, why = self._by_daemon(at + read, others) if others else (0, "")
+            if self._cleared():
+                return Loaded(at, {"cleared": pages - at})
+            at += read + filled
+            if filled < others:
+                return Loaded(at, {why: pages - at})
         return Loaded(at)
+
+    def _cleared(self) -> bool:
+        return self._memory.clear_epoch(self._wanted.space) != self._since
 
     def end(self, then: Callable[[], None]) -> None:
         """Calls `then` when nothing writes to the stages any more: now, or from a thread that waits

@@ -322,6 +322,35 @@ def test_a_cleared_page_is_not_handed_over_though_its_bytes_were_read(
     assert loads == [0]
 
 
+def test_no_load_has_pages_of_both_sides_of_a_clear(client: kvw.Client) -> None:
+    """Incident: the first pages came past the daemon. Then the namespace was cleared, for new
+    weights, and the prompt stored anew; the daemon brought the rest of that."""
+    ns = stored_on_nvme(client)
+    arrived: list[int] = []
+
+    def change(target: Any) -> None:
+        arrived.append(len(target))
+        if len(arrived) == 2:  # the first is handed over
+            client.clear(ns.space)
+            store_anew(ns)
+
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with NvmeReader(Changing(change), HostStagingArea(20_480)) as reader:
+        loaded = reader.load(ns, tokens(), out, timeout_s=30)
+        assert loaded == 0
+        assert loaded.missed == {"cleared": PAGES}
+        assert reader.pages_read > 0
+        assert reader.load(ns, tokens(), out, timeout_s=30) == PAGES
+    check_pages(out, [1 << 20 | page for page in range(PAGES)], 0, 0)
+
+
+def store_anew(ns: kvw.OpenNamespace) -> None:
+    """Other bytes for the same prompt."""
+    for shard in range(SHARDS):
+        rows = pages_of([1 << 20 | page for page in range(PAGES)], shard, 0, PAGE_BYTES)
+        assert ns.store(tokens(), rows, shard).stored == PAGES
+
+
 def test_a_load_beside_one_that_reads_goes_the_daemons_way(client: kvw.Client) -> None:
     ns = stored_on_nvme(client)
     gate = Gate()
