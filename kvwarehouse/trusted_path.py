@@ -43,7 +43,7 @@ def weak_point(
     for at, facts in _on_the_way(path):
         mode, is_folder = stat.S_IMODE(facts.st_mode), stat.S_ISDIR(facts.st_mode)
         others = stat.S_IWOTH | (stat.S_IWGRP if group and at == folder else 0)
-        if facts.st_uid not in trusted and (not is_folder or shared or facts.st_uid != _outside()):
+        if facts.st_uid not in trusted and (not is_folder or shared or facts.st_uid != outside()):
             return WeakPoint(at, facts.st_uid, f"belongs to uid {facts.st_uid}")
         if is_folder and mode & others and not mode & stat.S_ISVTX and not _read_only(at):
             return WeakPoint(at, None, f"has mode {mode:04o}, so others can write to it")
@@ -104,7 +104,7 @@ def _on_the_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         left += target.split("/")[::-1]
 
 
-def _outside() -> int | None:
+def outside() -> int | None:
     """The one number as which all owners are shown who are not in this process's user namespace:
     in a rootless container the host's root, whose /tmp and /dev/shm are mounted. None: all are."""
     try:

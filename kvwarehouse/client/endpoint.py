@@ -182,7 +182,8 @@ def check_listeners(address: Address) -> None:
             raise _unavailable(address, "nobody listens there")
         found = listeners_of(address.loopback, address.port)  # he may have come meanwhile
     for each in found:
-        if each.uid not in _trusted():
+        # All users outside of this user namespace have one number: to name it names nobody.
+        if each.uid == trusted_path.outside() or each.uid not in _trusted():
             at = Address(host=str(each.at), port=address.port)
             advice = ", or use TLS"
             if address.host == "localhost":
@@ -213,7 +214,9 @@ def _trusted() -> set[int | None]:
 
 
 def _untrusted(path: str, why: str, owner: int | None = None, advice: str = "") -> TransportError:
-    fix = "" if owner is None else f"; if it is the right one, set {DAEMON_UID_VARIABLE}={owner}"
+    fix = ""
+    if owner not in (None, trusted_path.outside()):  # not that of all users outside of a namespace
+        fix = f"; if it is the right one, set {DAEMON_UID_VARIABLE}={owner}"
     who = daemon_uid()
     who = os.geteuid() if who is None else who
     return TransportError(

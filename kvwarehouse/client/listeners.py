@@ -14,6 +14,7 @@ Stateless; thread-safe.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,7 @@ _ANSWER_S: Final = 1.0
 _MESSAGE_HEAD: Final = struct.Struct("=IHHII")
 _REQUEST: Final = struct.Struct("=BBBBI")
 _PORTS: Final = struct.Struct("!HH")
+_ERROR: Final = struct.Struct("=i")
 _ANY_REST: Final = bytes(36) + b"\xff" * 8
 """Of inet_diag_sockid: all addresses and interfaces, no cookie."""
 
@@ -111,12 +113,19 @@ def _dumped(kernel: socket.socket, family: int, port: int) -> Iterator[Listener]
         while answer:
             size, kind = _MESSAGE_HEAD.unpack_from(answer)[:2]
             if kind == _DONE:
+                _check_done(answer[_MESSAGE_HEAD.size : size])
                 return
             if kind != _SOCK_DIAG_BY_FAMILY:
                 raise OSError("the kernel does not tell who listens")
             if _PORTS.unpack_from(answer, _MESSAGE_HEAD.size + _PORT_AT)[0] == port:
                 yield _listener(answer[_MESSAGE_HEAD.size : size])
             answer = answer[(size + 3) & ~3 :]
+
+
+def _check_done(said: bytes) -> None:
+    """A kernel without the handler of TCP says so at the end of a list of nobody."""
+    if len(said) >= _ERROR.size and (error := _ERROR.unpack_from(said)[0]) < 0:
+        raise OSError(-error, os.strerror(-error))
 
 
 def _listener(said: bytes) -> Listener:
@@ -130,7 +139,7 @@ def _by_proc(port: int) -> list[Listener]:
     for table in ("tcp", "tcp6"):
         try:
             with open(f"/proc/thread-self/net/{table}", encoding="ascii") as rows:
-                found += _listed(rows.readlines()[1:], port)
+                found += _listed(rows, port)
         except FileNotFoundError:
             if table == "tcp":
                 raise
@@ -138,11 +147,14 @@ def _by_proc(port: int) -> list[Listener]:
     return found
 
 
-def _listed(rows: list[str], port: int) -> Iterator[Listener]:
+def _listed(rows: Iterable[str], port: int) -> Iterator[Listener]:
+    at_port = f":{port:04X} "
     for row in rows:
+        if at_port not in row:  # before it is split: a host may have very many connections
+            continue
         fields = row.split()
-        address, _, at_port = fields[1].partition(":")
-        if int(fields[3], 16) == _LISTEN and int(at_port, 16) == port:
+        address, _, own_port = fields[1].partition(":")
+        if int(own_port, 16) == port and int(fields[3], 16) == _LISTEN:
             yield Listener(_plain(_from_words(address)), int(fields[7]))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvwarehouse import trusted_path
 from kvwarehouse.client import endpoint
 from kvwarehouse.client.endpoint import (
     MAX_PATH_BYTES,
@@ -132,6 +133,18 @@ def test_stranger_who_listens_on_loopback_is_refused_with_what_to_do(
     assert caught.value.code == "daemon_untrusted"
     assert not caught.value.retryable
     assert ("place of localhost" in caught.value.message) == (address == "localhost:7070")
+
+
+@pytest.mark.parametrize("named", ["", str(STRANGER)])
+def test_number_of_all_users_of_another_namespace_is_nobodys_to_trust(
+    stranger: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setattr(trusted_path, "outside", lambda: STRANGER)
+    monkeypatch.setenv(endpoint.DAEMON_UID_VARIABLE, named)
+    with pytest.raises(TransportError, match="or use TLS") as caught:
+        Endpoint(parse_address("127.0.0.1:7070"), Credentials(token="secret"), 1.0).target()
+    assert caught.value.code == "daemon_untrusted"
+    assert endpoint.DAEMON_UID_VARIABLE not in caught.value.message
 
 
 def test_user_who_was_named_may_listen_on_loopback(

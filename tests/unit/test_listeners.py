@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -96,6 +98,26 @@ def test_connection_is_no_listener(listen: Listen) -> None:
     port = listen("127.0.0.1", 0)
     with socket.create_connection(("127.0.0.1", port)) as connected:
         assert found("127.0.0.1", connected.getsockname()[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "errno_said"),
+    [(struct.pack("=i", -errno.ENOENT), errno.ENOENT), (struct.pack("=i", 0), 0), (b"", 0)],
+)
+def test_list_of_nobody_is_believed_unless_it_ends_with_an_error(
+    said: bytes, errno_said: int
+) -> None:
+    """Incident: a kernel without the handler of TCP says so where the list ends, and a stranger's
+    port was taken for one that nobody has."""
+    ours, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, kernel:
+        kernel.send(struct.pack("=IHHII", 16 + len(said), 3, 2, 0, 0) + said)
+        if not errno_said:
+            assert list(listeners._dumped(ours, socket.AF_INET, 1)) == []
+            return
+        with pytest.raises(OSError, match=os.strerror(errno_said)) as caught:
+            list(listeners._dumped(ours, socket.AF_INET, 1))
+        assert caught.value.errno == errno_said
 
 
 def test_nobody_is_found_where_nobody_tells(
