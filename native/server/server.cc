@@ -57,7 +57,8 @@ sockaddr_un address_of(const std::string& path) {
 
 // Binds it beside `path`, and returns where. The first name is always the same, so that what a
 // daemon left that was killed here is removed. In a folder like /tmp it may be somebody else's, who
-// keeps it there: then one is taken that nobody can foresee.
+// keeps it there: then one is taken that nobody can foresee, which is no longer than the name of
+// the gRPC service's socket, for which every path has room.
 std::string bind_beside(const std::string& path, const Fd& socket) {
   std::string fresh = path + ".new";
   ::unlink(fresh.c_str());
@@ -69,7 +70,7 @@ std::string bind_beside(const std::string& path, const Fd& socket) {
     if (errno != EADDRINUSE || left == 1 || ::getrandom(&drawn, sizeof drawn, 0) != sizeof drawn)
       throw storage_error("cannot bind " + fresh, errno);
     char suffix[16];
-    std::snprintf(suffix, sizeof suffix, ".%08x", drawn);
+    std::snprintf(suffix, sizeof suffix, ".%04x", drawn & 0xffff);
     fresh = path + suffix;
   }
 }
@@ -282,7 +283,7 @@ void Server::run() {
         goes_on ? 0 : static_cast<int>((next_tick - std::min(now, next_tick)) / kMillisecondNs) + 1;
     const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms);
     turns_.clear();
-    serve_late();
+    serve_late(tick_if_due);
     for (int i = 0; i < count; ++i) {
       const int fd = events[i].data.fd;
       if (fd == wake_.get()) {
@@ -432,13 +433,16 @@ void Server::serve(int fd) {
 }
 
 // In the order in which they came to be late, so that each of a process has its turn.
-void Server::serve_late() {
+template <class Tick>
+void Server::serve_late(Tick tick) {
+  int served = 0;
   for (const int fd : std::exchange(late_, {})) {
     const auto found = connections_.find(fd);
     if (found == connections_.end()) continue;
     found->second.late = false;
     serve(fd);
     warehouse_->wake_waiters();
+    if (++served % kEventsBeforeTick == 0) tick();
   }
 }
 

@@ -124,7 +124,8 @@ class Server {
   void accept_all();
   bool full(uint64_t pid) const;
   void serve(int fd);
-  void serve_late();
+  template <class Tick>
+  void serve_late(Tick tick);
   Turn& turn_of(uint64_t pid);
   bool answer(Connection& connection, std::span<const std::byte> message);
   bool answer_hello(Connection& connection, const MessageHead& head, Reader& body);

@@ -159,6 +159,18 @@ TEST(daemon_listens_where_somebody_keeps_the_name_that_it_binds_first) {
     CHECK(left.path() == taken || left.path().string().find("kvw.sock") == std::string::npos);
 }
 
+TEST(daemon_with_the_longest_path_of_a_socket_listens_there_too) {
+  constexpr size_t kLongest = 102;  // MAX_PATH_BYTES of kvwarehouse/client/endpoint.py
+  const Daemon world(shape_of(4096));
+  std::string path = world.directory.path() + "/";
+  path.append(kLongest - path.size(), 's');
+  CHECK(std::filesystem::create_directory(path + ".new"));
+  Server server(world.options, path);
+  server.start();
+  const Connection client(path, std::nullopt,
+                          system_clock().boot_ns() + kPatienceMs * kMillisecondNs);
+}
+
 TEST(lines_for_the_log_are_bounded_and_those_left_out_counted) {
   const Daemon world(shape_of(4096));
   Server server(world.options, world.socket());
