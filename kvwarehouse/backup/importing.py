@@ -34,7 +34,7 @@ WINDOW_BYTES: Final = 16 << 20
 
 _WINDOW_PAGES: Final = 1024
 _WINDOW_SHARE: Final = 8  # of DRAM: what room is looked for at a time must not push itself out
-_ARENA_SHARE: Final = 64  # of DRAM is unfinished at a time; a session alone may have an eighth
+_ARENA_SHARE: Final = 64  # of DRAM is unfinished at a time; a process alone may have an eighth
 _TRIES: Final = 8
 _PAUSE_S: Final = 0.1  # before the second try; the daemon refuses a tail again for a second
 _FULL: Final = {"no_room", "index_full"}

@@ -87,6 +87,14 @@ TEST(index_takes_the_room_that_was_told_before_and_a_sixteenth_of_dram_at_most) 
   }
 }
 
+TEST(default_segments_are_no_larger_than_it_takes_for_as_many_as_there_may_be) {
+  WarehouseOptions options;
+  options.nvme_capacity_bytes = uint64_t{16} << 40;
+  CHECK_EQ(segment_bytes_for(options), 256 * kMiB);
+  ++options.nvme_capacity_bytes;
+  CHECK_EQ(segment_bytes_for(options), 512 * kMiB);
+}
+
 TEST(newest_chains_stay_where_the_index_is_the_bound) {
   World world(shape_of(4096, 1), 32 * kMiB);
   world.options.index_pages = 1024;

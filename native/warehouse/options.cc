@@ -46,7 +46,8 @@ uint64_t index_entries_for(const WarehouseOptions& options) {
 uint64_t segment_bytes_for(const WarehouseOptions& options) {
   if (options.nvme_segment_bytes != 0) return options.nvme_segment_bytes;
   // Above 16 TiB as large as makes no more of them than there may be.
-  const uint64_t least = std::bit_ceil(options.nvme_capacity_bytes / nvme::kMaxSegments + 1);
+  const uint64_t least =
+      std::bit_ceil((options.nvme_capacity_bytes + nvme::kMaxSegments - 1) / nvme::kMaxSegments);
   return std::clamp(std::bit_floor(std::max<uint64_t>(options.nvme_capacity_bytes / 8, 1)), kMiB,
                     std::max(256 * kMiB, least));
 }

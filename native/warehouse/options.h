@@ -129,7 +129,7 @@ struct PageInfo {
 // Why pages left, as metric labels.
 enum class LeaveReason : uint32_t {
   evicted,     // coldest, to make room in DRAM
-  window,      // its index window was full
+  window,      // its places were taken, or the index was full
   rebalanced,  // its slab went to another page size
   reclaimed,   // its NVMe segment was reused
   cleared,

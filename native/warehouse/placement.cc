@@ -75,6 +75,7 @@ class Placement {
 
 std::vector<PageId> place(std::span<const Key> keys, uint64_t positions, uint64_t capacity) {
   assert(capacity <= positions / 2);
+  if (keys.empty()) return {};  // without a look at all positions
   Placement placement(keys, positions);
   uint64_t added = 0;
   for (uint32_t which = 0; which < keys.size() && added < capacity; ++which)

@@ -34,6 +34,7 @@ from kvwarehouse.wire import warehouse_pb2
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from testkit.tcp import needs_ipv6
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
@@ -257,6 +258,7 @@ def test_client_tells_nothing_to_who_took_the_other_address_of_localhost(
 ) -> None:
     """Incident: uid 1001 listened at the daemon's port on [::1], which gRPC tries first, and read
     the token and the pages of a client of `localhost`."""
+    needs_ipv6()
     here = on_loopback.settings["listen"]
     port = here.rpartition(":")[2]
     with squatter(f"[::1]:{port}", "TCP") as process:
@@ -277,6 +279,8 @@ def test_client_tells_nothing_to_who_took_the_port_of_its_daemon(
     on_loopback: Serving, way: str, at: str
 ) -> None:
     """Incident: the daemon ended, and gRPC connected again by itself to who took its port."""
+    if ":" in at:
+        needs_ipv6()
     here = on_loopback.settings["listen"]
     with caller(way, here) as status:
         assert status()["state"] == "serving"

@@ -25,7 +25,18 @@ from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.strain import raw_protocols
 from testkit.served import Served
-from testkit.tcp import OTHER, TOKEN, T, bearer, channel, failed, made_certificate, port_of, refused
+from testkit.tcp import (
+    OTHER,
+    TOKEN,
+    T,
+    bearer,
+    channel,
+    failed,
+    made_certificate,
+    needs_ipv6,
+    port_of,
+    refused,
+)
 
 
 @pytest.fixture
@@ -143,6 +154,7 @@ def test_localhost_is_refused_if_its_port_is_taken_at_one_address(
 ) -> None:
     """Incident: another user had the port at [::1]. The daemon started at 127.0.0.1 alone, without
     a word, and clients went to the other."""
+    needs_ipv6()
     family = socket.AF_INET6 if ":" in taken_at else socket.AF_INET
     port = free_port()
     with socket.create_server((taken_at, port), family=family):
@@ -159,6 +171,7 @@ def test_localhost_is_refused_if_its_port_is_taken_at_one_address(
 def test_all_addresses_are_refused_if_the_port_is_taken_at_one(
     tmp_path: Path, certificate: tuple[str, str], tokens: str, listen: str
 ) -> None:
+    needs_ipv6()
     port = free_port()
     tls = {"tls_cert": certificate[0], "tls_key": certificate[1], "token_file": tokens}
     with (

@@ -24,10 +24,10 @@ def listen() -> Iterator[Listen]:
 
         def listen(host: str, port: int = 0) -> int:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            at = stack.enter_context(socket.socket(family))
-            if family == socket.AF_INET6:
-                at.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host == "::")
             try:
+                at = stack.enter_context(socket.socket(family))
+                if family == socket.AF_INET6:
+                    at.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host == "::")
                 at.bind((host, port))
             except OSError as error:
                 if ":" not in host:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,11 @@ def refused(served: Served, reason: str) -> int:
     page = served.get("/metrics")[1]
     line = f'kvwarehouse_refused_calls_total{{reason="{reason}"}} '
     return int(page.partition(line)[2].partition("\n")[0])
+
+
+def needs_ipv6() -> None:
+    """Skips the test on a host without loopback of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
