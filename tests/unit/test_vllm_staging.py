@@ -27,5 +27,6 @@ def test_memory_is_what_is_needed_within_its_bounds() -> None:
     assert usual_bytes(1 << 30, GPU_BYTES) == 1 << 30
     assert usual_bytes(1, GPU_BYTES) == LEAST_BYTES
     assert usual_bytes(1 << 40, GPU_BYTES) == MOST_BYTES
+    assert usual_bytes(1 << 40, 81_079 * MIB) == MOST_BYTES  # an H100 of 80 GB
     assert usual_bytes(1 << 40, 24 << 30) < 1 << 30
     assert usual_bytes(1 << 40, 1 << 30) == LEAST_BYTES

@@ -157,9 +157,10 @@ def draft_identity(vllm_config: Any, settings: GivenWeights, target: str) -> str
 
 def one_of_all(by_rank: Mapping[tuple[int, int], CacheInfo]) -> tuple[CacheInfo, str]:
     """What all workers saw of their tensors, by pipeline stage and rank within it, and Shared's
-    `stages`. Raises UsageError where they differ in more than the layers of stages: all parts of a
-    page have the same size and layout."""
-    kinds = {_without_layers(seen) for seen in by_rank.values()}
+    `stages`. Raises UsageError where they differ in more than the layers of stages and the memory
+    for stores: all parts of a page have the same size and layout. What one rank has no room for is
+    not stored, so the least memory of all counts."""
+    kinds = {_of_pages(seen) for seen in by_rank.values()}
     if len(kinds) != 1:
         raise kvw.UsageError(
             f"the ranks of this engine have caches of {len(kinds)} kinds: {kinds}; kvwarehouse"
@@ -171,11 +172,15 @@ def one_of_all(by_rank: Mapping[tuple[int, int], CacheInfo]) -> tuple[CacheInfo,
         stage: [group.layer_names for group in seen.groups]
         for (stage, _), seen in sorted(by_rank.items(), key=lambda item: item[0])
     }
-    return by_rank[min(by_rank)], digest_of(list(layers.values())) if len(layers) > 1 else ""
+    least = min(seen.staging_bytes for seen in by_rank.values())
+    seen_by_all = replace(by_rank[min(by_rank)], staging_bytes=least)
+    return seen_by_all, digest_of(list(layers.values())) if len(layers) > 1 else ""
 
 
-def _without_layers(seen: CacheInfo) -> CacheInfo:
-    return replace(seen, groups=tuple(replace(group, layer_names=()) for group in seen.groups))
+def _of_pages(seen: CacheInfo) -> CacheInfo:
+    """Without what ranks may differ in: GPUs of one kind can have some MiB more or less."""
+    groups = tuple(replace(group, layer_names=()) for group in seen.groups)
+    return replace(seen, groups=groups, staging_bytes=0)
 
 
 def namespaces(

@@ -103,7 +103,7 @@ class SchedulerSide:
 
     def set_cache_info(self, by_rank: Mapping[tuple[int, int], CacheInfo]) -> None:
         """What the workers saw of their tensors, by pipeline stage and rank within it. Raises
-        UsageError where they differ in more than the layers of stages."""
+        UsageError where they differ in more than the layers of stages and the memory for stores."""
         cache_info, stages = identity.one_of_all(by_rank)
         self._spaces = identity.namespaces(
             self._vllm_config,

@@ -14,8 +14,9 @@ from kvwarehouse_connectors.core.groups import CacheGroup
 
 LEAST_BYTES = 256 << 20
 MOST_BYTES = 2 << 30
-# Of the memory that the copies are in. Engines leave a tenth of a GPU's beside their cache.
-_SHARE = 40
+# Of the memory that the copies are in. Engines leave a tenth of a GPU's beside their cache. What is
+# sold as 80 GB may be 79.6 GiB, and is to have MOST_BYTES.
+_SHARE = 36
 
 
 def needed_bytes(groups: Sequence[CacheGroup], block_bytes: Sequence[int], step_tokens: int) -> int:

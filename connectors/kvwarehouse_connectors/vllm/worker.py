@@ -121,7 +121,7 @@ class WorkerSide:
         step_tokens = int(self._vllm_config.scheduler_config.max_num_batched_tokens)
         blocks = [memory.block_bytes for memory in self._memories]
         needed = needed_bytes(self._groups, blocks, step_tokens)
-        chosen = self._settings.staging_bytes or usual_bytes(needed, _memory_bytes(device))
+        chosen = self._settings.staging_bytes or usual_bytes(needed, self._memory_bytes(device))
         if self._stores and chosen < needed:
             _log.warning(
                 "kvwarehouse: a step of %d tokens (max_num_batched_tokens) can fill more blocks"
@@ -134,6 +134,14 @@ class WorkerSide:
                 -(-needed >> 20),
             )
         return chosen
+
+    def _memory_bytes(self, device: torch.device) -> int:
+        """Of a GPU that pages go straight from; else this rank's share of the host's, where the
+        copies are then."""
+        if self._tensors is not None and self._tensors.device_address:
+            return int(torch.cuda.get_device_properties(device).total_memory)
+        ranks = int(self._vllm_config.parallel_config.world_size)
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
 
     def _check_staging(self) -> None:
         """A step may fill half of the ring: the other half is then on its way."""
@@ -247,13 +255,6 @@ class WorkerSide:
         self._results.stored(
             (name for name, known in zip(names, there, strict=True) if known), self._shards
         )
-
-
-def _memory_bytes(device: torch.device) -> int:
-    """All of a GPU's, or of the host's."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _kv_dtype(vllm_config: Any, view: torch.Tensor) -> str:

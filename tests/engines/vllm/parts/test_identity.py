@@ -26,7 +26,12 @@ from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.vllm import compat, loaded_files
 from kvwarehouse_connectors.vllm.cache_layout import cache_groups
-from kvwarehouse_connectors.vllm.identity import Shared, namespaces, weights_fingerprint
+from kvwarehouse_connectors.vllm.identity import (
+    Shared,
+    namespaces,
+    one_of_all,
+    weights_fingerprint,
+)
 from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo
 from kvwarehouse_connectors.vllm.settings import read_settings
 from vllm_parts.halves import engine_config
@@ -147,6 +152,16 @@ def test_another_version_of_vllm_shares_nothing(monkeypatch: pytest.MonkeyPatch)
 )
 def test_what_changes_no_kv_changes_no_namespace(same: Callable[[], list[bytes]]) -> None:
     assert same() == ids()
+
+
+def test_ranks_whose_gpus_have_unequal_memory_start_with_the_least_of_it() -> None:
+    """Two GPUs of one kind had a few MiB between them, and by default the memory for stores follows
+    from that: the engine was refused."""
+    more, less = CACHE_INFO, replace(CACHE_INFO, staging_bytes=CACHE_INFO.staging_bytes - 4096)
+    for by_rank in ({(0, 0): more, (0, 1): less}, {(0, 0): less, (0, 1): more}):
+        assert one_of_all(by_rank) == (less, "")
+    with pytest.raises(kvw.UsageError, match="2 kinds"):
+        one_of_all({(0, 0): more, (0, 1): seen(page_bytes=8192)})
 
 
 def test_only_group_of_a_model_needs_no_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -97,6 +98,26 @@ def test_staging_in_which_no_block_fits_refuses_the_start(daemon: kvw.PrivateDae
         register(2 * block_bytes - 1)
     register(2 * block_bytes)
     register(2 * block_bytes - 1, "kv_consumer")
+
+
+def test_ranks_of_a_host_share_its_memory_for_stores(
+    daemon: kvw.PrivateDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each took up to 2 GiB of it, as if it were alone; also where its cache is on a GPU, and pages
+    go through the host's memory."""
+    known, pages = os.sysconf, (36 << 30) // os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(os, "sysconf", lambda n: pages if n == "SC_PHYS_PAGES" else known(n))
+    cache = caches(shapes()["three layers"], KVCacheLayout.LBHNC, 9)
+    layers = [name for group in cache.config.kv_cache_groups for name in group.layer_names]
+    settings = read_settings({"kvwarehouse.address": daemon.address}, "kv_both")
+    for ranks in (1, 2):
+        worker = WorkerSide(engine_config(layers, ranks=ranks), cache.config, settings)
+        try:
+            worker._vllm_config.scheduler_config.max_num_batched_tokens = 1 << 30
+            worker._memories.append(cache.host(0))
+            assert worker._staging_bytes(torch.device("cuda")) == (1 << 30) // ranks
+        finally:
+            worker.close()
 
 
 @pytest.mark.parametrize("role", ["kv_both", "kv_consumer"])
