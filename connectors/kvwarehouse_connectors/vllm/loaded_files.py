@@ -3,7 +3,8 @@ loads them first, and only then makes the connector, which fingerprints them: mi
 
 What changed since the engine began may have changed before or behind the load, which nobody tells
 a connector. Files that vLLM itself downloads meanwhile are on the hub's side: of those the name of
-the snapshot says what is in it, so that only another snapshot counts.
+the snapshot says what is in it, so that only another snapshot counts. vLLM asks the hub once, when
+its configuration is made, for the commit of a revision, and takes all from there.
 
 The file system's clock is compared with this host's. `began` belongs to the thread that starts the
 engine, and all else only reads.
@@ -41,10 +42,10 @@ def changed_file(model_config: Any, model: str, path: str) -> str:
     what the engine was asked for; path: where its files are."""
     if path == model:
         return _changed_since(Path(path), began_s())
-    commit = getattr(model_config.hf_config, "_commit_hash", None)
-    if commit and not getattr(model_config, "hf_config_path", None):
-        # vLLM read the config before it loaded the weights.
+    commit = getattr(model_config.revision, "resolved", "")  # huggingface_hub's ResolvedRevision
+    if commit:
         return "" if Path(path).name == commit else path
+    # vLLM could not ask the hub.
     revision = model_config.revision or "main"
     reference = Path(path).parent.parent / "refs" / revision
     return str(reference) if _newer(reference, began_s()) else ""

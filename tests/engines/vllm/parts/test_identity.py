@@ -19,6 +19,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import psutil
 import torch
+from huggingface_hub import ResolvedRevision
 from safetensors.numpy import save_file
 
 import kvwarehouse as kvw
@@ -322,12 +323,10 @@ OLD, NEW = "0" * 40, "1" * 40
 
 
 def of_the_hub(hub: Path, commit: str | None) -> Any:
-    """An engine that has begun. commit: of the config that it has read; None: not known."""
-    engine = model(
-        model="org/model",
-        revision=None,
-        hf_config=SimpleNamespace(to_dict=lambda: {"hidden_size": 8}, _commit_hash=commit),
-    )
+    """An engine that has begun. commit: that vLLM has found for its revision; None: it could not
+    ask."""
+    revision = ResolvedRevision(commit, None, "org/model") if commit else None
+    engine = model(model="org/model", revision=revision)
     engine.load_config = SimpleNamespace(load_format="auto", download_dir=str(hub))
     loaded_files.began()
     return engine
@@ -342,16 +341,26 @@ def test_model_that_the_engine_downloads_at_its_start_is_shared(tmp_path: Path) 
 
 
 def test_revision_that_came_to_the_hubs_cache_since_is_seen(tmp_path: Path) -> None:
+    """By an engine that did not ask the hub which commit its revision is. With the commit it has
+    loaded that snapshot, whatever another engine puts beside it."""
     snapshot(tmp_path, OLD, 1.0)
     engine, without = of_the_hub(tmp_path, OLD), of_the_hub(tmp_path, None)
     assert shared_by_all(engine)
     assert shared_by_all(without)
+    of_old = _fingerprint_of(engine)
     snapshot(tmp_path, NEW, 2.0)
     main = tmp_path / "models--org--model" / "refs" / "main"
     later(lambda: os.utime(main), main)
-    assert not shared_by_all(engine)
-    assert not shared_by_all(without), "where the config does not say its commit"
-    assert shared_by_all(of_the_hub(tmp_path, NEW))
+    assert _fingerprint_of(engine) == of_old
+    assert not shared_by_all(without)
+    assert _fingerprint_of(of_the_hub(tmp_path, NEW)) != of_old
+
+
+def test_snapshot_of_another_commit_than_the_engine_loads_is_not_its_own(tmp_path: Path) -> None:
+    snapshot(tmp_path, NEW, 2.0)
+    path = str(tmp_path / "models--org--model" / "snapshots" / NEW)
+    seen_by = of_the_hub(tmp_path, OLD).model_config
+    assert loaded_files.changed_file(seen_by, "org/model", path) == path
 
 
 def test_engine_begins_with_its_process_where_nobody_says_when(
