@@ -290,8 +290,10 @@ def _by_content(feature: Any) -> bool:
 def mark_named_media(vllm_config: Any) -> None:
     """In the process that takes this engine's requests: from now on own_media() can tell. A client
     may give a name of a digest's form, and vLLM takes it as it is, or makes a digest of the name.
-    vLLM's frontend in Rust does that by itself, and there is no telling."""
-    if envs.VLLM_USE_RUST_FRONTEND:
+    vLLM's frontend in Rust does that by itself, and there is no telling; an encoder in an engine of
+    its own hands its output on under the names, which must be the same in all engines, also those
+    without this connector."""
+    if envs.VLLM_USE_RUST_FRONTEND or getattr(vllm_config, "ec_transfer_config", None) is not None:
         return
     if not getattr(MultiModalHasher, "marked_by_kvwarehouse", False):
         _mark_names_in(ProcessorInputs, MultiModalHasher)

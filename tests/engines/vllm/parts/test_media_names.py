@@ -110,6 +110,20 @@ def test_no_media_are_shared_where_nobody_marks_names(monkeypatch: pytest.Monkey
     assert not compat.own_media(SimpleNamespace(mm_features=[]), engine)
 
 
+def test_names_are_left_alone_where_an_encoder_hands_its_output_on_by_them(
+    marked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder without the connector saved it under the client's name, and the engine that
+    decodes looked for another one."""
+    wrapped = ProcessorInputs.get_mm_hashes
+    monkeypatch.setattr(MultiModalHasher, "marked_by_kvwarehouse", False)
+    engine = engine_config([])
+    engine.ec_transfer_config = SimpleNamespace(ec_connector="ECExampleConnector")
+    compat.mark_named_media(engine)
+    assert ProcessorInputs.get_mm_hashes is wrapped
+    assert own(DIGEST, engine), "nobody can tell"
+
+
 def test_media_are_marked_once(marked: Any) -> None:
     wrapped = ProcessorInputs.get_mm_hashes
     compat.mark_named_media(engine_config([]))
