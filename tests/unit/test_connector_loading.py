@@ -91,6 +91,19 @@ def test_load_ends_at_once_when_a_page_cannot_come() -> None:
     assert disk.calls == 1
 
 
+def test_load_ends_where_a_clear_came_beside_it_though_other_pages_may_yet_come() -> None:
+    """What is stored after a clear can be of other weights than what was loaded before it."""
+    calls: list[int] = []
+
+    def load(first: int, timeout_s: float) -> kvw.Loaded:
+        calls.append(first)
+        return kvw.Loaded(2, {"cleared": 1, "timeout": 5})
+
+    result = load_in_time(load, 8, NO_SCHEDULE, 1e9)
+    assert (result.pages, calls) == (2, [0])
+    assert result.missed == {"cleared": 1, "timeout": 5}
+
+
 def test_load_without_a_schedule_is_bounded_by_the_time_it_may_take() -> None:
     result = run(Disk([0.1 * page for page in range(1, 101)]), NO_SCHEDULE, most_s=5.05)
     assert result.pages == 50

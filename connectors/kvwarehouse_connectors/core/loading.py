@@ -44,7 +44,8 @@ def load_in_time(
 
     Ends when all are there, when one cannot come, when the next is late by the schedule, or after
     most_s seconds; both count from begin_s by `clock` (None: from now). What is at hand is taken
-    even by a load that comes late itself."""
+    even by a load that comes late itself. A clear beside a call ends it too: what would come next
+    can be of other weights."""
     began = clock()
     begin = began if begin_s is None else begin_s
     result = LoadResult()
@@ -56,7 +57,8 @@ def load_in_time(
             break
         loaded = load(result.pages, max(due_s - elapsed, 0.0))
         result.pages += int(loaded)
-        if result.pages < pages and "timeout" not in loaded.missed:
+        ends = "timeout" not in loaded.missed or "cleared" in loaded.missed
+        if result.pages < pages and ends:
             result.missed = dict(loaded.missed)
             break
         if not loaded and clock() - begin >= due_s:

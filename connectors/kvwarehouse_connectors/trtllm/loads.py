@@ -2,7 +2,8 @@
 
 The engine cannot hear that a load failed, and goes on as if its blocks were filled. So a load that
 does not come raises, in the step that waits for it or from the next look at what is finished: never
-a block with other bytes, never silence.
+a block with other bytes, never silence. Nor is one tried again that a clear came beside: what is
+stored after it can be of other weights than the blocks that are filled.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Loads:
 
     def _load_run(self, order: LoadOrder, run: PageRun, end_s: float) -> None:
         done, reason = 0, "no daemon"
-        tested = False
+        tested = cleared = False
         while done < len(run.blocks):
             opened = self._connection.namespace(self._spaces[run.group])
             if opened is not None:
@@ -146,9 +147,10 @@ class Loads:
                 else:
                     done += int(loaded)
                     reason = ", ".join(loaded.missed) or reason
+                    cleared = "cleared" in loaded.missed
             if done == len(run.blocks):
                 return
-            if time.monotonic() >= end_s or self._closed.wait(_PAUSE_S):
+            if cleared or time.monotonic() >= end_s or self._closed.wait(_PAUSE_S):
                 self._counts.add("failed_loads")
                 raise kvw.StorageError(
                     f"request {order.request_id} was promised {len(run.blocks)} blocks, and"

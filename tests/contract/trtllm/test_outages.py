@@ -159,6 +159,25 @@ def test_pages_cleared_by_an_operator_after_their_promise_end_the_engine(
         engine.serve(tokens, 3)
 
 
+def test_load_that_a_clear_came_beside_is_not_tried_again(
+    load: str, dram: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
+) -> None:
+    """What other engines stored after the clear, with new weights, went on from what was loaded
+    before it."""
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    tries: list[int] = []
+
+    def cleared_beside(opened: Any, run: Any, done: int, end_s: float) -> kvw.Loaded:
+        tries.append(done)
+        return kvw.Loaded(1, {"cleared": len(run.blocks) - done - 1})
+
+    engine.worker._loads._try = cleared_beside
+    with pytest.raises((RuntimeError, RankFailedError), match=f"{BROKEN}.*cleared"):
+        engine.serve(tokens, 3)
+    assert tries == [0]
+
+
 def test_warehouse_that_lost_all_after_a_promise_ends_the_engine(
     load: str, serving: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
 ) -> None:
