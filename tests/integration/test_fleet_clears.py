@@ -19,7 +19,7 @@ from kvwarehouse.remote.names import EVERYTHING, FleetNames, PagesName
 from kvwarehouse_bench.harness.eventually import eventually
 from testkit.fleet_secrets import secret_file
 from testkit.quick_remote import QuickServing
-from testkit.remote_host import names_in, object_paths
+from testkit.remote_host import TakenFolder, names_in, object_paths
 
 NAMES = FleetNames(FleetSecret.derive(bytes(32)).fleet_id)
 PAGE_TOKENS, PAGE_BYTES, RUN_PAGES = 16, 4096, 16
@@ -81,6 +81,7 @@ class Fleet:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "shared"
         self.folder.mkdir()
+        self.taken = TakenFolder(self.folder)
         self.hosts = [Host(folder / name, self.folder) for name in ("first", "second")]
 
     def markers(self, space: bytes = SPACE.id) -> list[int]:
@@ -89,13 +90,6 @@ class Fleet:
 
     def objects(self) -> list[PagesName]:
         return list(object_paths(self.folder, NAMES))
-
-    def hide(self) -> None:
-        """The store does not answer: its mount is gone."""
-        self.folder.rename(self.folder.with_name("hidden"))
-
-    def show(self) -> None:
-        self.folder.with_name("hidden").rename(self.folder)
 
 
 @pytest.fixture
@@ -138,10 +132,10 @@ def test_clear_without_a_worker_is_owed_and_written_by_the_next_daemon(fleet: Fl
     for host in fleet.hosts:
         host.store()
     os.kill(first.worker(), signal.SIGKILL)
-    fleet.hide()  # so that the next worker has nothing to write to
+    fleet.taken.take()  # so that the next worker has nothing to write to
     assert first.clear() == "owed"
     first.kill()
-    fleet.show()
+    fleet.taken.give_back()
     assert fleet.markers() == []
     assert second.has() == RUN_PAGES
     first.start()
@@ -160,10 +154,10 @@ def test_owed_clear_of_a_namespace_that_was_forgotten_is_written(fleet: Fleet) -
     first, second = fleet.hosts
     for host in fleet.hosts:
         host.store()
-    fleet.hide()
+    fleet.taken.take()
     assert first.clear(forget=True) == "owed"
     first.kill()
-    fleet.show()
+    fleet.taken.give_back()
     first.start()
     eventually(lambda: second.has() == 0, "the other host follows")
     assert len(fleet.markers()) == 1
@@ -187,7 +181,7 @@ def test_clear_of_everything_reaches_what_the_host_has_never_seen(
     eventually(said, "the store has a clear")
     eventually(lambda: second.has(OTHER) == 0, "the other host follows")
     assert fleet.markers(EVERYTHING) != []
-    fleet.hide()
+    fleet.taken.take()
     eventually(lambda: first.clear(None) == "owed", "the store does not answer")
     assert cli.main(["clear", "--all", "--yes"]) == 0
     assert "the fleet's store did not answer" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from testkit.remote_host import (
     RUN_PAGES,
     SECRET,
     RemoteHost,
+    TakenFolder,
 )
 
 
@@ -136,9 +137,8 @@ def test_store_that_takes_nothing_is_failing_and_the_daemon_serves_on(
 ) -> None:
     tier = served(remote_write="all")
     tier.until_state("serving")
-    fleets = tier.folder / "v1"
-    fleets.rename(tier.folder / "aside")
-    fleets.write_bytes(b"a file in the fleet's place")
+    fleets = TakenFolder(tier.folder / "v1")
+    fleets.take()
     for prompt in range(1, 9):
         tier.store(prompt)
     status = tier.until_state("failing")
@@ -147,8 +147,7 @@ def test_store_that_takes_nothing_is_failing_and_the_daemon_serves_on(
     tier.use(*range(1, 9))
     assert tier.client.status()["state"] == "serving"
     eventually(lambda: tier.serving.events("remote_failing"), "the state has lasted")
-    fleets.unlink()
-    (tier.folder / "aside").rename(fleets)
+    fleets.give_back()
     tier.until_state("serving")
     tier.store(9)
     tier.until(lambda status: status["puts"].get("stored", 0) > 0, "puts go on")

@@ -4,6 +4,7 @@ from its outside have in common. Hosts share the folder where they are of one `t
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,40 @@ LOAD_S = 60.0
 SPACE = kvw.Namespace(
     model="m", weights="w", dtype="f", layout="t/1", page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES
 )
+
+
+class TakenFolder:
+    """Takes a folder from daemons that go on using it, as when its mount is gone, and gives it
+    back. A file is at its path meanwhile, in which nothing can be put. What was under way at that
+    moment may have made the folder anew: it is taken away too, as it would lie below a mount."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._kept, self._file = (
+            folder.with_name(f"{folder.name}.{by}") for by in ("kept", "gone")
+        )
+
+    def take(self) -> None:
+        self._folder.rename(self._kept)
+        self._file.write_bytes(b"a file in the place of a folder")
+        self._put_there(self._file)
+
+    def give_back(self) -> None:
+        self._put_there(self._kept)
+
+    def _put_there(self, what: Path) -> None:
+        def is_there() -> bool:
+            if self._folder.is_dir():
+                shutil.rmtree(self._folder, ignore_errors=True)
+            else:
+                self._folder.unlink(missing_ok=True)
+            try:
+                what.rename(self._folder)
+            except OSError:  # made anew in between
+                return False
+            return True
+
+        eventually(is_there, f"{what} is at {self._folder}")
 
 
 class RemoteHost:
