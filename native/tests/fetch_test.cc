@@ -197,13 +197,13 @@ TEST(load_takes_runs_whose_gets_are_told_of_in_any_order) {
   const Chain chain(field.daemon.shape(), 1, 4 * kRun);
   field.put(chain);
   std::vector<RunToGet> held;
-  field.get = [&](const RunToGet& run) {
+  const auto answers = field.answers([&](const RunToGet& run) {
     held.push_back(run);
     if (held.size() < 4) return GetEnd::count;  // later
     for (const RunToGet& each : held) CHECK(field.fill(each) == GetEnd::filled);
     for (const RunToGet& each : held | std::views::reverse) field.done(each, GetEnd::filled);
     return GetEnd::count;
-  };
+  });
   CHECK_EQ(field.load(chain, 4 * kRun), "");
 }
 
@@ -218,9 +218,9 @@ TEST(load_ends_where_a_get_does_with_its_reason) {
     Field field;
     const Chain chain(field.daemon.shape(), 1, 3 * kRun);
     field.put(chain);
-    field.get = [&](const RunToGet& run) {
+    const auto answers = field.answers([&](const RunToGet& run) {
       return run.first_position == kRun ? each.end : field.fill(run);
-    };
+    });
     CHECK_EQ(field.load(chain, kRun), each.reason);
     CHECK_EQ(field.load(chain, kRun), each.reason);  // and within a second without another get
   }
@@ -233,11 +233,11 @@ TEST(load_says_why_a_run_does_not_come_whoever_takes_it_out_of_the_filter_first)
     const Chain chain(field.daemon.shape(), 1, 2 * kRun);
     field.put(chain);
     const Key second = chain.pages[2 * kRun - 1].key;
-    field.get = [&, ends = end](const RunToGet& run) {
+    const auto answers = field.answers([&, ends = end](const RunToGet& run) {
       if (!(run.key == second)) return field.fill(run);
       field.remove_from_filter(second);  // as a worker does that was told 404, or other bytes
       return ends;
-    };
+    });
     CHECK_EQ(field.load(chain, kRun), reason);
     CHECK_EQ(field.lookup(chain).pages(), kRun);
   }
@@ -248,10 +248,10 @@ TEST(load_whose_time_is_up_ends_and_what_it_asked_for_comes_all_the_same) {
   const Chain chain(field.daemon.shape(), 1, 2 * kRun);
   field.put(chain);
   std::atomic<bool> goes_on{false};
-  field.get = [&](const RunToGet& run) {
+  const auto answers = field.answers([&](const RunToGet& run) {
     while (!goes_on) std::this_thread::yield();
     return field.fill(run);
-  };
+  });
   CHECK_EQ(field.load(chain, 0, 0), "timeout");
   CHECK_EQ(field.asked(), 0);
   CHECK_EQ(field.load(chain, 0, 30 * kMillisecondNs), "timeout");
@@ -265,7 +265,7 @@ TEST(load_ends_when_the_daemon_answers_what_makes_no_sense) {
   Field field;
   const Chain chain(field.daemon.shape(), 1, 2 * kRun);
   field.put(chain);
-  field.get = [](const RunToGet&) { return GetEnd::count; };
+  const auto no_get_ends = field.answers([](const RunToGet&) { return GetEnd::count; });
   std::atomic<uint32_t> answers{2};
   SlowLine line(field.daemon.socket());
   line.edit([&](MessageHead& head, std::byte* body) {
@@ -287,10 +287,10 @@ TEST(load_ends_when_the_worker_dies_under_it) {
   Field field;
   const Chain chain(field.daemon.shape(), 1, 2 * kRun);
   field.put(chain);
-  field.get = [&](const RunToGet&) {
+  const auto answers = field.answers([&](const RunToGet&) {
     field.leave();
     return GetEnd::count;
-  };
+  });
   const std::string why = field.load(chain, 0);
   CHECK(why == "remote_off" || why == "remote_failed");
 }
@@ -299,10 +299,10 @@ TEST(load_ends_when_the_namespace_is_cleared_under_it) {
   Field field;
   const Chain chain(field.daemon.shape(), 1, 2 * kRun);
   field.put(chain);
-  field.get = [&](const RunToGet& run) {
+  const auto answers = field.answers([&](const RunToGet& run) {
     field.clear();
     return field.fill(run);  // it is of before
-  };
+  });
   CHECK_EQ(field.load(chain, 0), "cleared");
   CHECK_EQ(field.lookup(chain).pages(), 0);
 }
@@ -312,10 +312,10 @@ TEST(loads_of_many_threads_fetch_a_run_once) {
   const Chain chain(field.daemon.shape(), 1, 8 * kRun);
   field.put(chain);
   std::atomic<uint64_t> gets{0};
-  field.get = [&](const RunToGet& run) {
+  const auto answers = field.answers([&](const RunToGet& run) {
     ++gets;
     return field.fill(run);
-  };
+  });
   std::vector<std::unique_ptr<check::Thread>> threads;
   for (int i = 0; i < 4; ++i)
     threads.push_back(

@@ -37,9 +37,9 @@ TEST(load_into_a_device_ends_where_a_get_does_with_its_reason) {
   RemoteField field;
   const Chain chain(field.daemon.shape(), 1, 3 * kRun);
   field.put(chain);
-  field.get = [&](const RunToGet& run) {
+  const auto answers = field.answers([&](const RunToGet& run) {
     return run.first_position == kRun ? GetEnd::damaged : field.fill(run);
-  };
+  });
   const DeviceCache cache(model, chain.pages.size(), kShard, 4096);
   const LoadReport report = load(field, chain, cache);
   CHECK_EQ(report.pages, kRun);

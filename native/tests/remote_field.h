@@ -52,7 +52,6 @@ class RemoteField {
     daemon.options.remote_fleet = kFleet;
     daemon.start();
     if (with_filter) make_filter();
-    get = [this](const RunToGet& run) { return fill(run); };
     link_ = std::make_unique<remote::WorkerGetLink>(link_with(daemon));
     filler_ = std::make_unique<Client>(daemon.client_options());
     thread_ = std::thread([this] { work(); });
@@ -81,11 +80,25 @@ class RemoteField {
     eventually([=, this] { return serving() == serves; });
   }
 
+  // Gets end as `get` says, in the worker's thread, until what is returned goes, which waits for
+  // the one under way: what `get` refers to may go after it. Before and after, gets fill pages.
+  class Answers {
+   public:
+    Answers(RemoteField& field, Get get) : field_(field) { field_.set_get(std::move(get)); }
+    ~Answers() { field_.set_get({}); }
+    Answers(const Answers&) = delete;
+
+   private:
+    RemoteField& field_;
+  };
+  [[nodiscard]] Answers answers(Get get) { return {*this, std::move(get)}; }
+
   // The store has the whole runs of the chain from now on, and the filter says so.
   void put(const Chain& chain, uint64_t epoch = 0) {
+    const auto kept = std::make_shared<const Chain>(chain);  // gets outlive the test's own
     const std::lock_guard lock(mutex_);
     for (size_t last = kRun - 1; last < chain.pages.size(); last += kRun) {
-      store_.insert_or_assign(chain.pages[last].key.lo, &chain);
+      store_.insert_or_assign(chain.pages[last].key.lo, kept);
       filter_->writer().put(chain.pages[last].key, epoch, kToday);
     }
   }
@@ -105,7 +118,7 @@ class RemoteField {
 
   // What a worker makes of an object that is as it should be.
   GetEnd fill(const RunToGet& run) {
-    const Chain* chain = nullptr;
+    std::shared_ptr<const Chain> chain;
     {
       const std::lock_guard lock(mutex_);
       const auto found = store_.find(run.key.lo);
@@ -152,9 +165,12 @@ class RemoteField {
 
   Daemon daemon;
   std::unique_ptr<Client> client;
-  Get get;  // in the worker's thread; set before anything is loaded
 
  private:
+  void set_get(Get get) {
+    const std::lock_guard lock(get_mutex_);
+    get_ = std::move(get);
+  }
   void work() {
     try {
       serve();
@@ -170,7 +186,8 @@ class RemoteField {
         said_ns = now_ns();
       }
       while (const auto run = link_->next(kMillisecondNs)) {
-        const GetEnd end = get(*run);
+        const std::lock_guard lock(get_mutex_);
+        const GetEnd end = get_ ? get_(*run) : fill(*run);
         if (end != GetEnd::count) link_->done(*run, end, 0);
       }
     }
@@ -180,7 +197,9 @@ class RemoteField {
   std::unique_ptr<remote::WorkerGetLink> link_;
   std::unique_ptr<Client> filler_;
   std::mutex mutex_;
-  std::map<uint64_t, const Chain*> store_;  // by the low word of the last key
+  std::mutex get_mutex_;  // held while a get is under way
+  Get get_;
+  std::map<uint64_t, std::shared_ptr<const Chain>> store_;  // by the low word of the last key
   std::atomic<bool> ends_{false}, serves_{true};
   std::atomic<uint64_t> cleared_{0};
   std::thread thread_;
