@@ -107,6 +107,12 @@ MINUTES ?= 10
 test-random: setup  ## what draws numbers, with a new seed each time, for MINUTES (10)
 	@scripts/random_runs.sh $(MINUTES)
 
+RUNS ?= 10
+TARGET ?= test
+.PHONY: test-busy
+test-busy: setup  ## make test (TARGET=test-engines) RUNS times (10) while stress-ng keeps all cores busy
+	@scripts/busy_runs.sh $(RUNS) $(TARGET)
+
 # ARGS="faults asan": these lanes.
 .PHONY: test-full
 test-full: setup  ## every lane whole, two hours and more; writes docs/verified.md

@@ -7,6 +7,7 @@
 # those tests are skipped, and say so. Prometheus, with which others check deploy/, is unpacked only.
 # EXTRA=fuzz: a clang with libFuzzer instead, used if there. EXTRA=sglang: instead what SGLang
 # compiles its page hash with. EXTRA=ceph: a Ceph cluster with an S3 gateway, used if there.
+# EXTRA=busy: stress-ng, which keeps cores busy beside a run of the tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 compiler=${CXX:-c++}
@@ -39,6 +40,10 @@ missing() {
     for program in ceph-mon ceph-mgr ceph-osd radosgw; do
       command -v "$program" >/dev/null || packages+=("$program")
     done
+    return
+  fi
+  if [ "${EXTRA:-}" = busy ]; then
+    command -v stress-ng >/dev/null || packages+=(stress-ng)
     return
   fi
   if ! echo 'int main() {}' | compiles; then
@@ -156,6 +161,7 @@ say_what_is_missing() {
     echo "Going on without: the tests of real stores are skipped" >&2
     return
   fi
+  [ "${EXTRA:-}" != busy ] || return 1
   echo "or, on other systems, a C++20 compiler, the headers of xxHash and those of liburing." >&2
   [ "${packages[*]}" = liburing-dev ] || return 1
   echo "setup: going on without liburing: NVMe I/O will use the pread pool" >&2

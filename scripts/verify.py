@@ -44,6 +44,8 @@ LANES: Mapping[str, str] = {
     "tsan": "tsan",
     "soak": "soak KVW_SOAK_MINUTES=5",
     "random seeds": "test-random MINUTES=10",
+    "tests on busy cores": "test-busy RUNS=10",
+    "engines on busy cores": "test-busy RUNS=5 TARGET=test-engines",
 }
 
 _HEAD = """\
