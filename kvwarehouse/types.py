@@ -179,6 +179,13 @@ class Tier(IntEnum):
         found: NDArray[np.bool_] = (tiers == Tier.DRAM) | (tiers == Tier.HBM)
         return found
 
+    @staticmethod
+    def here(tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Which of them the daemon's own tiers have. What the remote store alone has is not one of
+        them: every host reaches it alike, and it may be gone there."""
+        found: NDArray[np.bool_] = (tiers != Tier.MISSING) & (tiers != Tier.REMOTE)
+        return found
+
 
 @dataclass(frozen=True)
 class Match:
@@ -245,7 +252,8 @@ class Control:
     nvme_write_queue_bytes: int
     """Records that wait to be written to NVMe."""
     reserve_limit_bytes: int
-    """What all clients together may have reserved and not finished storing."""
+    """What all sessions of one process may have reserved and not finished storing, where no other
+    process has any: half of what may be unfinished at all."""
     pin_limit_bytes: int
     """What all sessions of one process may pin together, beside what others pin now."""
     warehouse_id: str = ""

@@ -43,7 +43,7 @@ def held_prefix(
     """Counts as no lookup, and touches no page."""
     if opened._transport.shared_memory is not None:
         tiers = opened.tiers(tokens, keys=keys, counted=False)
-        missing = np.flatnonzero((tiers == Tier.MISSING) | (tiers == Tier.REMOTE))
+        missing = np.flatnonzero(~Tier.here(tiers))
         pages = int(missing[0]) if len(missing) else len(tiers)
         return HeldPrefix(pages, int(np.count_nonzero(tiers[:pages] == Tier.NVME)))
     listed = None if keys is None else [key for key in keys if isinstance(key, bytes)]

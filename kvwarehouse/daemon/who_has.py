@@ -67,8 +67,7 @@ class WhoHas:
             if error.code != "namespace_unknown":
                 raise
             return None
-        # What is in the remote store every host reaches alike.
-        missing = np.flatnonzero((tiers == Tier.MISSING) | (tiers == Tier.REMOTE))
+        missing = np.flatnonzero(~Tier.here(tiers))
         pages = int(missing[0]) if len(missing) else len(tiers)
         dram = int(np.count_nonzero(Tier.near(tiers[:pages])))
         return pb.Holding(

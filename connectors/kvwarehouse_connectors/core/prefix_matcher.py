@@ -158,8 +158,7 @@ class PrefixMatcher:
         """Those of the blocks `wanted` that are not stored here, whatever the remote store has."""
         run = page_run(place, self._groups[place], keys, wanted, None)
         tiers = self._opened[place].tiers(keys=run.key_runs(), counted=False)
-        nowhere = np.isin(tiers, [kvw.Tier.MISSING, kvw.Tier.REMOTE])
-        return [block for block, missing in zip(wanted, nowhere, strict=True) if missing]
+        return [block for block, here in zip(wanted, kvw.Tier.here(tiers), strict=True) if not here]
 
     def release(self, keys: BlockKeys) -> int:
         """Says of all stored blocks of a request that they are needed no more. Returns how many."""

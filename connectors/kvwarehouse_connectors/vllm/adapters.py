@@ -200,7 +200,6 @@ class Adapters:
         if adapter not in self._wanted:
             self._wanted.add(adapter)
             self._changed.notify_all()  # from now on without being asked
-        self._keep_fresh()
 
     def _keep_fresh(self) -> None:
         now = time.monotonic()

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 import kvwarehouse as kvw
@@ -250,10 +249,10 @@ class WorkerSide:
         except kvw.WarehouseError as error:
             _log.debug("blocks of a step are not announced: %s", error)
             return
-        there = ~np.isin(tiers, [kvw.Tier.MISSING, kvw.Tier.REMOTE])
         names = [(group, key) for run in runs for key in run.keys]
         self._results.stored(
-            (name for name, known in zip(names, there, strict=True) if known), self._shards
+            (name for name, known in zip(names, kvw.Tier.here(tiers), strict=True) if known),
+            self._shards,
         )
 
 
