@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvwarehouse import places, remote_file, settings
+from kvwarehouse.addresses import is_loopback
 from kvwarehouse.errors import UsageError
 from kvwarehouse.host import filesystems, memory
 from kvwarehouse.remote_file import RemoteFile
@@ -570,7 +571,7 @@ def _check_remote(config: Config) -> None:
 
 
 def _check_listen(config: Config) -> None:
-    loopback = settings.is_loopback(config.listen)
+    loopback = is_loopback(config.listen)
     needs = ["token_file", *(() if loopback else ("tls_cert", "tls_key"))]
     missing = " ".join(_flag(item) for item in needs if not getattr(config, item))
     if missing and loopback:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from kvwarehouse import trusted_file
+from kvwarehouse.addresses import is_loopback
 from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import parse_size
 
@@ -81,24 +82,6 @@ def exact_size(size_bytes: int) -> str:
         if size_bytes and size_bytes % unit == 0:
             return f"{size_bytes // unit}{suffix}"
     return f"{size_bytes}B"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of a checked "host:port" or "[v6]:port"."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether host:port can only be reached from this host. A name other than localhost cannot be
-    known to be, so it is not."""
-    host, _ = split_address(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def endpoint_is_local(endpoint: str) -> bool:

@@ -14,7 +14,6 @@ Thread-safe; does no I/O but reading a PEM file, the owners of a local socket, a
 from __future__ import annotations
 
 import errno
-import ipaddress
 import math
 import os
 import re
@@ -28,6 +27,7 @@ from typing import Final, TypedDict
 import grpc
 
 from kvwarehouse import trusted_path
+from kvwarehouse.addresses import joined_address, loopback_ips
 from kvwarehouse.client.listeners import listeners_of
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
 from kvwarehouse.wire import CHANNEL_OPTIONS, error_from_rpc
@@ -71,18 +71,12 @@ class Address:
         """The name that gRPC resolves."""
         if self.local:
             return f"unix:{self.path}{GRPC_SUFFIX}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return joined_address(self.host, self.port)
 
     @property
     def loopback(self) -> tuple[str, ...]:
         """The IP addresses that it means if all of them are loopback's; else none."""
-        if self.host == "localhost":
-            return "127.0.0.1", "::1"  # gRPC tries both, whatever /etc/hosts says
-        try:
-            ours = ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            ours = False
-        return (self.host,) if ours else ()
+        return loopback_ips(self.host)
 
     def unreachable(self, reason: str) -> str:
         """What to say where nobody could be asked, with the system's or gRPC's reason."""

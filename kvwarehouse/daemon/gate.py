@@ -16,8 +16,8 @@ import threading
 import time
 from typing import Final
 
+from kvwarehouse.addresses import split_address
 from kvwarehouse.daemon.admission import host_of
-from kvwarehouse.settings import split_address
 
 PEERS_MAX: Final = 32
 """Connections at a time, half of them of one host; more are closed."""

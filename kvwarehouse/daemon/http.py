@@ -20,9 +20,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
+from kvwarehouse.addresses import split_address
 from kvwarehouse.daemon import metrics
 from kvwarehouse.errors import TransportError, WarehouseError
-from kvwarehouse.settings import split_address
 from kvwarehouse.wire import status_pb2
 
 CALLS_MAX: Final = 64

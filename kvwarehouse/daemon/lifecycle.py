@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from kvwarehouse.addresses import is_loopback, split_address
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories, identity
 from kvwarehouse.daemon.admission import Connections, Refusals
@@ -39,7 +40,7 @@ from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.errors import CapacityError, StorageError, WarehouseError
 from kvwarehouse.fleet import FleetSecret
-from kvwarehouse.settings import OFF, is_loopback, split_address
+from kvwarehouse.settings import OFF
 
 if TYPE_CHECKING:
     from kvwarehouse.daemon.remote_clears import RemoteClears

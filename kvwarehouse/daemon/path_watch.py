@@ -16,7 +16,7 @@ from typing import Any, Final
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse.daemon.servers import Servers
+from kvwarehouse.daemon.servers import Servers, file_at
 from kvwarehouse.errors import WarehouseError
 
 # The index has the number of its start in its name.
@@ -43,8 +43,8 @@ class PathWatch:
         }
         if config.nvme_dir:
             kept[os.path.join(config.nvme_dir, "segments")] = "the pages on NVMe"
-        self._kept = {path: (what, _found(path)) for path, what in kept.items() if _found(path)}
-        self._seen = {path: _found(path) for path in self._sockets}
+        self._kept = {path: (what, file_at(path)) for path, what in kept.items() if file_at(path)}
+        self._seen = {path: file_at(path) for path in self._sockets}
         self._owned: list[directories.Ownership] = []
         self.unreachable = ""
         self._lost = ""
@@ -64,11 +64,11 @@ class PathWatch:
         here = not self._sessions or os.path.isdir(self._sessions)
         failed = self._put_back(self._sessions, here, self._make_sessions)
         for path, bind in self._sockets.items():
-            here = _found(path) == self._seen[path]
+            here = file_at(path) == self._seen[path]
             problem = self._put_back(path, here, partial(self._bind, bind))
             failed = failed or problem
             if not here and not problem:
-                self._seen[path] = _found(path)
+                self._seen[path] = file_at(path)
         if failed and failed != self.unreachable:
             self._log.event(Event.PATH_NOT_RESTORED, text=failed)
         self.unreachable = failed
@@ -102,7 +102,7 @@ class PathWatch:
             self._owned.append(directories.Ownership(lock))
 
     def _look_at_kept(self) -> None:
-        gone = [path for path, (_, seen) in self._kept.items() if _found(path) != seen]
+        gone = [path for path, (_, seen) in self._kept.items() if file_at(path) != seen]
         if not gone:
             return  # what was said stays said: what is removed does not come back
         lost = " and ".join(dict.fromkeys(self._kept.pop(path)[0] for path in gone))
@@ -112,11 +112,3 @@ class PathWatch:
         )
         self._log.event(Event.PATH_REMOVED, text=text)
         self._lost = "; ".join(filter(None, (self._lost, text)))
-
-
-def _found(path: str) -> tuple[int, int] | None:
-    try:
-        facts = os.lstat(path)
-    except OSError:
-        return None
-    return facts.st_dev, facts.st_ino

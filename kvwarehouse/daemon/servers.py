@@ -21,7 +21,8 @@ from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
 )
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, unused-ignore]
 
-from kvwarehouse import settings, wire
+from kvwarehouse import wire
+from kvwarehouse.addresses import joined_address, loopback_ips, split_address
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import admission
 from kvwarehouse.daemon.credentials import TcpCredentials
@@ -132,8 +133,8 @@ class Servers:
             ended.wait(STOP_GRACE_S * 2)
         self._servers.clear()
         if self._socket:
-            with contextlib.suppress(OSError):  # its folder may be another's by now
-                if _file_at(self._socket) == self._socket_file:
+            if file_at(self._socket) == self._socket_file:
+                with contextlib.suppress(OSError):  # its folder may be another's by now
                     os.unlink(self._socket)
             self._socket = ""
 
@@ -144,16 +145,16 @@ class Servers:
         self._servers.append(server)
         self._unix = server
         self._socket = path
-        self._socket_file = _file_at(path)
+        self._socket_file = file_at(path)
         os.chmod(path, 0o600)
 
     def _bind_tcp(self, address: str, credentials: TcpCredentials) -> None:
         # The first sees a call first: nothing of ours runs for a call without a token.
         server = self._server([credentials.tokens, self._interceptor])
         tls = credentials.tls
-        port = settings.split_address(address)[1]
+        port = split_address(address)[1]
         for ip in _addresses(address):
-            at = _joined(ip, port)
+            at = joined_address(ip, port)
             if tls is not None:
                 port = _bound(at, partial(server.add_secure_port, at, tls))
             else:
@@ -205,20 +206,15 @@ def clear_stale(path: str) -> None:
 
 
 _ALL: Final = ("0.0.0.0", "::")
-_NAMED: Final = {
-    "localhost": ("127.0.0.1", "::1"),  # what clients take it for, whatever /etc/hosts says
-    "0.0.0.0": _ALL,
-    "::": _ALL,
-}
 
 
 def _addresses(address: str) -> list[str]:
     """What gRPC is to bind for host:port: all IP addresses of the name that are this host's. It
     would be content with one of them, and another user who has the port at another would get the
     clients that try that first. Raises TransportError where one is taken, or there is none."""
-    host, port = settings.split_address(address)
+    host, port = split_address(address)
     here: list[str] = []
-    for name in _NAMED.get(host, (host,)):
+    for name in _ALL if host in _ALL else loopback_ips(host) or (host,):
         try:
             found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -239,17 +235,13 @@ def _is_free(family: int, where: tuple[Any, ...]) -> bool:
     except OSError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             return False
-        raise _not_bound(_joined(_ip(where), where[1]), str(error)) from error
+        raise _not_bound(joined_address(_ip(where), where[1]), str(error)) from error
     return True
 
 
 def _ip(where: tuple[Any, ...]) -> str:
     zone = where[3] if len(where) > 3 else 0
     return f"{where[0]}%{zone}" if zone else str(where[0])
-
-
-def _joined(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def _bound(address: str, bind: Callable[[], int]) -> int:
@@ -262,8 +254,12 @@ def _bound(address: str, bind: Callable[[], int]) -> int:
     return port
 
 
-def _file_at(path: str) -> tuple[int, int]:
-    facts = os.lstat(path)
+def file_at(path: str) -> tuple[int, int] | None:
+    """Which file has the name: another number, or none, once somebody removed or replaced it."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return None
     return facts.st_dev, facts.st_ino
 
 
