@@ -18,6 +18,7 @@ import kvwarehouse as kvw
 from kvwarehouse.daemon import identity, ledger_file
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Log
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
 from testkit import tally
 from testkit.known_prompt import KnownPrompt
@@ -160,9 +161,8 @@ def test_namespace_beyond_the_bound_takes_the_place_of_the_empty_one_used_longes
         with serving.connect(timeout_s=60) as client:
             NEXT.store_whole(client)
             assert names(client) == ["a", "c", "d"]
-            assert [event["namespace_id"] for event in serving.events("namespace_forgotten")] == [
-                GONE.space.id.hex()
-            ]
+            told = eventually(lambda: serving.events("namespace_forgotten"), "the log says it")
+            assert [event["namespace_id"] for event in told] == [GONE.space.id.hex()]
             IDLE.store_whole(client)
             with pytest.raises(kvw.CapacityError) as caught:
                 client.open(GONE.space)
