@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.known_prompt import KnownPrompt
 
@@ -47,12 +47,42 @@ def _ended(pid: int) -> bool:
         return True
 
 
+def _asking_at_start(serving: Serving) -> int | None:
+    """That process of a daemon that is started anew, without an arena; None where it was through
+    before this one had a look."""
+    serving.stop()
+    serving.lose_arena()
+    serving.launch()
+    eventually(
+        lambda: _asking(serving.pid) or _is_populated(serving), "a process that asks, or has asked"
+    )
+    return _asking(serving.pid)
+
+
+def _stop(pid: int) -> bool:
+    """Returns once it stands still; False where it has ended instead."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: _state(pid) in ("T", "Z", "X"), "it stands still, or has ended")
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 @contextmanager
 def _stopped_at_start(serving: Serving) -> Iterator[int]:
     """A daemon that has just been started, and that process, which is stopped until the end."""
-    serving.launch()
-    pid = eventually(lambda: _asking(serving.pid), "a process that asks for huge pages")
-    os.kill(pid, signal.SIGSTOP)
+
+    def stopped() -> int | None:
+        pid = _asking_at_start(serving)
+        return pid if pid is not None and _stop(pid) else None
+
+    pid = eventually(stopped, "a process that asks for huge pages is stopped")
     try:
         yield pid
     finally:
@@ -64,13 +94,18 @@ def _populated(client: kvw.Client) -> bool:
     return bool(dram["populated_bytes"] == dram["capacity_bytes"])
 
 
+def _is_populated(serving: Serving) -> bool:
+    if not serving.events("ready"):
+        return False
+    with serving.connect_remote(timeout_s=DEADLINE_S) as client:
+        return _populated(client)
+
+
 def test_nobody_waits_for_huge_pages_that_do_not_come(serving: Serving) -> None:
     prompt = KnownPrompt("m", pages=_PAGES, page_bytes=65536)
     with serving.connect_remote() as client:
         prompt.store_whole(client)
         assert client.flush().pending == 0
-    serving.stop()
-    serving.lose_arena()
     with _stopped_at_start(serving) as pid:
         assert serving.said("ready"), serving.tail()
         with serving.connect() as client:
@@ -89,9 +124,6 @@ def test_process_that_asks_for_huge_pages_ends_when_all_memory_is_taken(serving:
 def test_process_that_asks_for_huge_pages_ends_with_a_daemon_that_is_killed(
     serving: Serving,
 ) -> None:
-    serving.stop()
-    serving.lose_arena()
-    serving.launch()
-    pid = eventually(lambda: _asking(serving.pid), "a process that asks for huge pages")
+    pid = eventually(lambda: _asking_at_start(serving), "a process that asks for huge pages")
     serving.kill()
     eventually(lambda: _ended(pid), "a process that has ended")
