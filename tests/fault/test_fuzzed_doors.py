@@ -211,7 +211,13 @@ def numbers() -> Iterator[list[int]]:
 def move(ns: Any, nodes: list[int]) -> int:
     """Stores and loads them; how many were stored, all of which are loaded."""
     size_bytes = ns.space.page_bytes
-    result = ns.store(nodes, pages_of(nodes, 0, 0, size_bytes), timeout_s=CALL_S)
+    pages = pages_of(nodes, 0, 0, size_bytes)
+
+    def stored() -> kvw.StoreResult | None:
+        result = ns.store(nodes, pages, timeout_s=CALL_S)
+        return None if "stale" in result.dropped else result
+
+    result = eventually(stored, "a prompt is finished before it is given up")
     out = np.zeros((len(nodes), size_bytes), np.uint8)
     loaded = ns.load(nodes, out, timeout_s=CALL_S)
     check_pages(out[:loaded], nodes[:loaded], 0, 0)
