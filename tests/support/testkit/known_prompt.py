@@ -19,7 +19,7 @@ from kvwarehouse_bench.harness.pages import Bytes, check_pages, page_of, pages_o
 from kvwarehouse_bench.harness.serving import Serving
 from testkit import damage
 
-_LOAD_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 
 
 class KnownPrompt:
@@ -40,7 +40,7 @@ class KnownPrompt:
 
     def store(self, client: kvw.Client) -> kvw.StoreResult:
         data = pages_of(self.nodes, 0, self.version, self.page_bytes)
-        return client.open(self.space).store(self.nodes, data)
+        return client.open(self.space).store(self.nodes, data, timeout_s=_TIMEOUT_S)
 
     def store_whole(self, client: kvw.Client) -> None:
         result = self.store(client)
@@ -49,9 +49,7 @@ class KnownPrompt:
     def load(self, client: kvw.Client, first: int = 0) -> kvw.Loaded:
         """From page `first` on. AssertionError for a wrong byte."""
         out = np.zeros((self.pages - first, self.page_bytes), np.uint8)
-        loaded = client.open(self.space).load(
-            self.nodes, out, first=first, timeout_s=_LOAD_TIMEOUT_S
-        )
+        loaded = client.open(self.space).load(self.nodes, out, first=first, timeout_s=_TIMEOUT_S)
         check_pages(out[:loaded], self.nodes[first : first + loaded], 0, self.version)
         return loaded
 
