@@ -10,7 +10,8 @@ namespace kvw {
 namespace {
 
 constexpr uint64_t kWaitSliceNs = 20 * kMillisecondNs;
-// For what the daemon makes of a report: it may find the page good, and then nothing changes.
+// For what the daemon makes of a report behind many others: it may find the page good, and then
+// nothing changes.
 constexpr uint64_t kJudgedWithinNs = 200 * kMillisecondNs;
 
 }  // namespace
@@ -56,15 +57,19 @@ std::optional<EntryView> PromotionWindow::in_dram(size_t page, size_t end, Reaso
 
 bool PromotionWindow::has_other_copy(const EntryView& damaged) {
   if (!damaged.in_nvme()) return false;
+  // Asked for behind the report: whoever answers has looked at the page, as far as it looks at any
+  // at once, however busy it is.
+  std::vector<PromoteAnswer> answers;
+  if (promote(std::span(&damaged.key, 1), answers) != Reason::none) return false;
   const uint64_t until_ns = std::min(call_.deadline_ns, now_ns() + kJudgedWithinNs);
-  do {
+  for (bool last = false;; last = now_ns() >= until_ns) {
     const uint64_t tick = promoted(call_.view());
     const auto entry = call_.view().index().find(damaged.key);
     if (!entry || entry->slot != damaged.slot || entry->generation != damaged.generation)
       return true;
+    if (last) return false;
     wait(tick);
-  } while (now_ns() < until_ns);
-  return false;
+  }
 }
 
 // Asks for the pages of the window from `page` on that are only on NVMe and were not asked for

@@ -23,8 +23,8 @@ class PromotionWindow {
   // The entry of a page that is in DRAM now, promoting or fetching it if it must. Nothing: `why`
   // says.
   std::optional<EntryView> in_dram(size_t page, size_t end, Reason& why);
-  // Of a page that was reported: waits a moment for the daemon to take it out of DRAM, where
-  // another copy is on NVMe.
+  // Of a page that was reported: waits for the daemon to take it out of DRAM, where another copy is
+  // on NVMe.
   bool has_other_copy(const EntryView& damaged);
   // How many of these pages were fetched for this call.
   uint64_t fetched(size_t begin, size_t end) const { return fetches_.fetched(begin, end); }

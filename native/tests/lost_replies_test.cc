@@ -176,5 +176,35 @@ TEST(load_of_a_damaged_page_goes_on_with_its_copy_on_nvme) {
   CHECK_EQ(daemon.status().quarantined, 1);
 }
 
+// Incident: the load waited a fifth of a second, and ended before the page where the daemon did not
+// get a processor in it.
+TEST(load_of_a_damaged_page_waits_for_a_busy_daemon_where_a_copy_is_on_nvme) {
+  Daemon daemon(shape_of(kShard, 1));
+  daemon.options.nvme_dir = daemon.directory.path() + "/nvme";
+  daemon.options.nvme_capacity_bytes = 8 * kMiB;
+  daemon.start_process();
+  SlowLine line(daemon.socket());
+  ClientOptions options = daemon.client_options();
+  options.socket_path = line.socket();
+  Client client(options);
+  const Chain chain(daemon.shape(), 1, 5);
+  CHECK_EQ(chain.store(client, 0).stored, 5);
+  for (const auto& page : chain.pages)
+    while (!client.view()->index().find(page.key)->in_nvme()) std::this_thread::yield();
+  damage(client, chain.pages[2].key);
+  const uint64_t before = line.requests();
+  daemon.kill(SIGSTOP);
+  std::atomic<bool> ended = false;
+  check::Thread load([&] {
+    const size_t loaded = chain.load(client, 0);
+    ended = true;
+    CHECK_EQ(loaded, 5);
+  });
+  // The report, and what is asked for behind it.
+  while (line.requests() < before + 2 && !ended) std::this_thread::yield();
+  daemon.kill(SIGCONT);
+  load.join();
+}
+
 }  // namespace
 }  // namespace kvw
