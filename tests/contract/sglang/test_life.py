@@ -193,7 +193,7 @@ def test_threads_that_store_and_load_at_once_read_what_was_stored(
     warehouse = attach(pool, shared.address)
     pool.fill(seed)
     before = {page: pool.content([page]) for page in range(32)}
-    begin = threading.Barrier(5)
+    begin, all_stored = threading.Barrier(5), threading.Event()
 
     def store(first: int) -> None:
         begin.wait()
@@ -201,9 +201,13 @@ def test_threads_that_store_and_load_at_once_read_what_was_stored(
             assert all(warehouse.store(Span([page_key(f"{seed}{page}")]), pool.slots([page])))
 
     def load(mine: int) -> int:
+        """The last time when all is there, however much faster loads are than stores."""
         begin.wait()
-        found = 0
-        for _ in range(20):
+        found = turns = 0
+        last = False
+        while turns < 20 or not last:
+            last = all_stored.is_set()
+            turns += 1
             for page in range(32):
                 if warehouse.load(Span([page_key(f"{seed}{page}")]), pool.slots([mine])):
                     assert pool.content([mine]) == before[page]
@@ -213,8 +217,11 @@ def test_threads_that_store_and_load_at_once_read_what_was_stored(
     with ThreadPoolExecutor(5) as threads:
         stores = [threads.submit(store, first) for first in (0, 1)]
         loads = [threads.submit(load, 40 + thread) for thread in range(3)]
-        for future in stores:
-            future.result()
+        try:
+            for future in stores:
+                future.result()
+        finally:
+            all_stored.set()
         assert all(future.result() > 0 for future in loads)
 
 
