@@ -18,6 +18,7 @@ from kvwarehouse import Client, Namespace, OpenNamespace, aio, connect
 from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.embedded import PrivateDaemon
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.served import Served
 from testkit.sync_adapter import SyncAdapter
@@ -26,6 +27,7 @@ PATHS = ("local", "remote", "model")
 KINDS = ("blocking", "asyncio")
 PAGE_TOKENS = 4
 PAGE_BYTES = 4096
+_STALLED_S = "kvwarehouse_connectors.core.daemon_connection._STALLED_S"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,19 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
     """For tests that do things to it."""
     with Serving(tmp_path, dram="16MiB", nvme_capacity="64MiB", nvme_segment="8MiB") as serving:
         yield serving
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a connector a daemon whose heartbeat is late is none that stands still, so that a slow
+    machine changes no result."""
+    monkeypatch.setattr(_STALLED_S, DEADLINE_S)
+
+
+@pytest.fixture
+def silence_counts(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for an engine: for tests of a daemon that stands still."""
+    monkeypatch.setattr(_STALLED_S, 1.0)
 
 
 @pytest.fixture(scope="session")

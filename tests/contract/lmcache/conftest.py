@@ -13,12 +13,14 @@ Start = Callable[..., Server]
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    """start(address, **settings): a server, with a salt of the test's own unless told another."""
+def start(request: pytest.FixtureRequest, patient: None) -> Iterator[Start]:
+    """start(address, **settings): a server, with a salt of the test's own unless told another. The
+    bounds of its calls are far off: a test that ends by one says so."""
     started: list[Server] = []
 
     def begin(address: str, **settings: Any) -> Server:
-        server = Server(address, **{"salt": request.node.nodeid[:200], **settings})
+        given = {"salt": request.node.nodeid[:200], "load_timeout_s": 120, "store_timeout_s": 120}
+        server = Server(address, **{**given, **settings})
         started.append(server)
         return server
 

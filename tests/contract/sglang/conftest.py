@@ -26,8 +26,9 @@ def counts() -> Counts:
 
 
 @pytest.fixture
-def attach(counts: Counts, request: pytest.FixtureRequest) -> Iterator[Attach]:
-    """attach(pool, address, ranks=..., salt=...): a rank's pool, attached."""
+def attach(counts: Counts, request: pytest.FixtureRequest, patient: None) -> Iterator[Attach]:
+    """attach(pool, address, ranks=..., salt=...): a rank's pool, attached. The bounds of its calls
+    are far off: a test that ends by one says so."""
     opened: list[DaemonConnection] = []
 
     def attached(
@@ -38,7 +39,8 @@ def attach(counts: Counts, request: pytest.FixtureRequest) -> Iterator[Attach]:
         weights: str = "w",
         **settings: Any,
     ) -> WarehousePool:
-        chosen = Settings(address=address, **settings)
+        given = {"load_timeout_s": 120.0, "store_timeout_s": 120.0}
+        chosen = Settings(address=address, **{**given, **settings})
         connection = DaemonConnection(address)
         opened.append(connection)
         identity = Identity(

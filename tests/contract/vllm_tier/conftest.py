@@ -13,7 +13,7 @@ Start = Callable[..., Primary]
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+def start(request: pytest.FixtureRequest, patient: None) -> Iterator[Start]:
     """start(address, **settings): a tier in an engine, with a salt of the test's own unless told
     another, which knows its daemon. The bounds of its jobs are far off: a test that ends by one
     says so."""
