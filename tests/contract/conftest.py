@@ -91,9 +91,10 @@ def connected(kind: str) -> Callable[[str, str], Client]:
     def make(path: str, address: str) -> Client:
         local = path == "local"
         if kind == "blocking":
-            return connect(address) if local else connect_grpc(address)
-        join = aio.connect if local else aio_connect_grpc
-        return SyncAdapter(lambda: join(address))  # type: ignore[return-value]  it has the same calls
+            join = connect if local else connect_grpc
+            return join(address, timeout_s=DEADLINE_S)
+        join_loop = aio.connect if local else aio_connect_grpc
+        return SyncAdapter(lambda: join_loop(address, timeout_s=DEADLINE_S))  # type: ignore[return-value]  it has the same calls
 
     return make
 

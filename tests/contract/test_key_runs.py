@@ -122,8 +122,10 @@ def test_batch_of_pages_alone_is_stored_over_many_windows_and_messages(
     alone = [KeyRun([key]) for key in keys]
     pages = noise(seed, count)
     half = slice(0, count, 2)
-    assert ns.store(keys=alone[half], pages=np.ascontiguousarray(pages[half])).stored == count / 2
-    result = ns.store(keys=alone, pages=pages)
+    every_other = np.ascontiguousarray(pages[half])
+    result = ns.store(keys=alone[half], pages=every_other, timeout_s=_WAIT_S)
+    assert result.stored == count / 2
+    result = ns.store(keys=alone, pages=pages, timeout_s=_WAIT_S)
     assert (result.stored, result.already, result.dropped) == (count / 2, count / 2, {})
     check_loaded(ns, alone, pages)
 
@@ -140,7 +142,7 @@ def test_batch_of_long_and_short_runs_is_stored_whole(
         runs += [KeyRun(prompt[:cut])] if cut else []
         runs.append(KeyRun(prompt[cut:], cut, prompt[cut - 1] if cut else None))
     pages = noise(seed, sum(map(len, prompts)))
-    assert ns.store(keys=runs, pages=pages).stored == len(pages)
+    assert ns.store(keys=runs, pages=pages, timeout_s=_WAIT_S).stored == len(pages)
     begin = 0
     for prompt in prompts:
         check_loaded(ns, prompt, pages[begin : begin + len(prompt)])
@@ -195,7 +197,7 @@ def test_clients_that_store_overlapping_runs_make_each_page_once(
     def work(number: int) -> None:
         rng = np.random.default_rng([seed, number])
         try:
-            with connect(address) as client:
+            with connect(address, timeout_s=_WAIT_S) as client:
                 ns = client.open(space)
                 for _ in range(10):
                     # Runs that overlap other clients' and each other, parents before children.
@@ -205,7 +207,7 @@ def test_clients_that_store_overlapping_runs_make_each_page_once(
                         KeyRun(keys[begin:end], begin, keys[begin - 1] if begin else None)
                         for begin, end in zip(begins, ends, strict=True)
                     ]
-                    result = ns.store(keys=runs, pages=pages)
+                    result = ns.store(keys=runs, pages=pages, timeout_s=_WAIT_S)
                     assert result.stored + result.already + result.dropped_pages == 600
                     results.append(result)
         except BaseException as error:  # noqa: BLE001 - the thread's edge; raised below

@@ -40,7 +40,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         with serving.connect() as client:
             ns = client.open(SPACE)
             for shard in (0, 1):
-                assert ns.store(TOKENS, whole(shard), shard).stored == len(NODES)
+                stored = ns.store(TOKENS, whole(shard), shard, timeout_s=WAIT_S).stored
+                assert stored == len(NODES)
         yield serving
 
 
@@ -110,7 +111,7 @@ def test_load_into_a_read_only_buffer_is_refused_and_a_store_from_one_is_not(
     frozen = memoryview(bytes(10 * PAGE_BYTES)).cast("B", (10, PAGE_BYTES))
     with pytest.raises(kvw.UsageError, match="read-only"):
         ns.load(TOKENS, frozen)
-    assert ns.store(TOKENS, read_only(whole(0))).already == len(NODES)
+    assert ns.store(TOKENS, read_only(whole(0)), timeout_s=WAIT_S).already == len(NODES)
 
 
 TOKEN_LISTS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -355,7 +356,7 @@ def test_wrong_dram_for_an_arena_that_is_there_is_refused_and_loses_nothing(
         with own.connect() as client:
             ns = client.open(SPACE)
             for shard in (0, 1):
-                ns.store(TOKENS, whole(shard), shard)
+                ns.store(TOKENS, whole(shard), shard, timeout_s=WAIT_S)
             # What it has not taken yet, a smaller daemon need not have.
             eventually(
                 lambda: tier_health(client) != "populating" or None, "all of the arena is taken"
@@ -454,7 +455,7 @@ space = kvw.Namespace("m", "w", "uint8", "t/1", page_tokens=1, page_bytes=65536)
 with Serving(disk, dram=advice) as serving, serving.connect() as client:
     ns = client.open(space)
     pages = np.random.default_rng(1).integers(0, 256, (100, 65536), dtype=np.uint8)
-    assert ns.store(range(100), pages).stored == 100
+    assert ns.store(range(100), pages, timeout_s=30).stored == 100
     out = np.zeros_like(pages)
     assert ns.load(range(100), out) == 100 and (out == pages).all()
     # Somebody else fills the rest of it: no new sessions, and no daemon that dies of SIGBUS.

@@ -45,7 +45,7 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 def store(serving: Serving) -> None:
     with serving.connect() as client:
-        result = client.open(SPACE).store(NODES, pages_of(NODES, 0, 0, PAGE_BYTES))
+        result = client.open(SPACE).store(NODES, pages_of(NODES, 0, 0, PAGE_BYTES), timeout_s=60)
         assert result.dropped == {}
         assert client.flush().pending == 0
 
@@ -53,7 +53,7 @@ def store(serving: Serving) -> None:
 def load(serving: Serving, first: int = 0) -> int:
     with serving.connect() as client:
         out = np.zeros((PAGES - first, PAGE_BYTES), np.uint8)
-        loaded = client.open(SPACE).load(NODES, out, first=first, timeout_s=30)
+        loaded = client.open(SPACE).load(NODES, out, first=first, timeout_s=60)
     check_pages(out[:loaded], NODES[first : first + loaded], 0, 0)
     return int(loaded)
 

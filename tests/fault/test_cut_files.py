@@ -27,7 +27,7 @@ import kvwarehouse as kvw
 space = kvw.Namespace(
     model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=6000
 )
-client = kvw.connect(sys.argv[1])
+client = kvw.connect(sys.argv[1], timeout_s=30)
 opened = client.open(space)
 pages = np.random.default_rng(1).integers(256, size=(64, 6000), dtype=np.uint8)
 opened.store(list(range(64)), pages)

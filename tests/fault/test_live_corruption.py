@@ -85,7 +85,7 @@ class Visitor:
     def store(self) -> None:
         with self.serving.connect() as client:
             client.sweep()
-            client.open(SPACE).store(NODES, pages_of(NODES, 0, 0, PAGE_BYTES))
+            client.open(SPACE).store(NODES, pages_of(NODES, 0, 0, PAGE_BYTES), timeout_s=60)
             client.flush()
 
     def evict(self) -> None:

@@ -45,7 +45,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with Serving(disk, dram="8MiB", nvme_capacity="8MiB", nvme_segment="1MiB") as serving:
         with serving.connect() as client:
             ns = client.open(SPACE)
-            assert ns.store(NODES, pages_of(NODES, 0, 0, PAGE_BYTES)).stored == len(NODES)
+            result = ns.store(NODES, pages_of(NODES, 0, 0, PAGE_BYTES), timeout_s=60)
+            assert result.stored == len(NODES)
             assert client.flush().pending == 0
             other = kvw.Namespace(**{**SPACE.to_fields(), "model": "cleared"})
             client.open(other)

@@ -124,7 +124,8 @@ def test_warehouse_of_an_earlier_version_goes_on(left: Left) -> None:
         ns = client.open(space)
         for shard in range(space.shards):
             pages = pages_of(NEW_NODES, shard, 0, space.page_bytes)
-            result = ns.store(pages=pages, shard=shard, **prompt("tokens", NEW_NODES))
+            new = prompt("tokens", NEW_NODES)
+            result = ns.store(pages=pages, shard=shard, timeout_s=60, **new)
             assert result.stored == len(NEW_NODES)
         assert client.flush().pending == 0
         serving.kill()

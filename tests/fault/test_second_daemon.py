@@ -35,7 +35,8 @@ SIZES = {"dram": "8MiB", "nvme_capacity": "8MiB", "nvme_segment": "1MiB"}
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with Serving(tmp_path_factory.mktemp("first"), **SIZES) as serving:
         with serving.connect() as client:
-            result = client.open(SPACE).store(NODES, pages_of(NODES, 0, 0, PAGE_BYTES))
+            pages = pages_of(NODES, 0, 0, PAGE_BYTES)
+            result = client.open(SPACE).store(NODES, pages, timeout_s=60)
             assert result.stored == len(NODES)
             assert client.flush().pending == 0
         yield serving

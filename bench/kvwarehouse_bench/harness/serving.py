@@ -94,13 +94,14 @@ class Serving:
         return self._process.pid
 
     def connect(self, **options: Any) -> kvw.Client:
-        return kvw.connect(self.address, **options)
+        """With more time for its calls than a busy machine takes, unless it is given less."""
+        return kvw.connect(self.address, **{"timeout_s": DEADLINE_S, **options})
 
     def connect_remote(self, **options: Any) -> kvw.Client:
         """As a client of another host: over gRPC."""
         from kvwarehouse.client.connect import connect_grpc
 
-        return connect_grpc(self.address, **options)
+        return connect_grpc(self.address, **{"timeout_s": DEADLINE_S, **options})
 
     # --- life
 
