@@ -52,9 +52,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def silence_counts(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for an engine: for tests of a daemon that stands still."""
-    monkeypatch.setattr(_STALLED_S, 1.0)
+def silence_counts(patient: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """As for an engine, once it is called: before a daemon is to stand still."""
+    return lambda: monkeypatch.setattr(_STALLED_S, 1.0)
 
 
 @pytest.fixture(scope="session")

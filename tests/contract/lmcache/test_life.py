@@ -65,7 +65,7 @@ def test_chunks_outlive_a_killed_daemon_and_are_stored_at_the_next(
 
 
 def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
-    start: Any, silence_counts: None, serving: Serving, seed: int
+    start: Any, silence_counts: Any, serving: Serving, seed: int
 ) -> None:
     """The bounds of calls are far off: who waits for them fails."""
     server = start(serving.address)
@@ -75,6 +75,7 @@ def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
         assert client.flush().pending == 0
         client.evict(None, 100)
     assert server.store(near, source).complete
+    silence_counts()
     serving.pause()
     try:
         eventually(lambda: not any(server.lookup(far)), "that the daemon is known to stand still")
@@ -255,11 +256,12 @@ def test_a_drained_daemon_takes_nothing_new(start: Any, serving: Serving, seed: 
 
 
 def test_stores_beyond_the_queue_are_refused_at_once_and_its_room_comes_back(
-    start: Any, silence_counts: None, serving: Serving, seed: int
+    start: Any, silence_counts: Any, serving: Serving, seed: int
 ) -> None:
     shape = {"shapes": [(2, 4, 256, 128)]}
     server = start(serving.address, store_queue_bytes=1 << 20)
     assert server.store(keys(seed), filled(seed, **shape)).complete, "one is taken in any case"
+    silence_counts()
     serving.pause()
     answers: queue.Queue[Any] = queue.Queue()
     try:
@@ -320,11 +322,12 @@ def test_an_unlock_of_another_request_ends_no_load(start: Any, shared: Serving, 
 
 
 def test_closing_ends_with_calls_under_way_and_without_a_daemon(
-    start: Any, silence_counts: None, serving: Serving, seed: int
+    start: Any, silence_counts: Any, serving: Serving, seed: int
 ) -> None:
     server = start(serving.address)
     assert server.store(keys(seed), filled(seed)).complete
     assert server.lookup(keys(seed)) == [True] * 4
+    silence_counts()
     serving.pause()
     try:
         kept = [filled(seed + turn) for turn in range(20)]

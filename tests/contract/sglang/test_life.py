@@ -70,7 +70,7 @@ def test_pages_outlive_a_killed_daemon_and_are_stored_at_the_next(
 
 
 def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
-    attach: Any, silence_counts: None, serving: Serving, seed: int, counts: Counts
+    attach: Any, silence_counts: Any, serving: Serving, seed: int, counts: Counts
 ) -> None:
     pool, near, far = ModelPool("page_first"), span_of(seed), span_of(seed + 1)
     # Bounds far beyond the test's own: who waits for them fails.
@@ -83,6 +83,7 @@ def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
         client.evict(None, 100)
     assert all(warehouse.store(near, pool.slots(PAGES)))
     assert warehouse.there(far).all()
+    silence_counts()
     serving.pause()
     try:
         assert warehouse.load(far, pool.slots(PAGES)) == 0

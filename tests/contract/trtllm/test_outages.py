@@ -219,9 +219,9 @@ def test_engine_goes_on_while_the_daemon_is_stopped(
     load: str, serving: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
 ) -> None:
     """It is in nobody's way: what is in DRAM is loaded, what is new is computed."""
-    environment.setattr("kvwarehouse_connectors.core.daemon_connection._STALLED_S", 1.0)
     tokens = prompt(60)
     engine = prepared(start, tokens)
+    environment.setattr("kvwarehouse_connectors.core.daemon_connection._STALLED_S", 1.0)
     serving.pause()
     try:
         eventually(lambda: engine.scheduler._connection.control() is None, "its silence is noticed")

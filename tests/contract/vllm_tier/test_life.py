@@ -127,13 +127,14 @@ def test_chunks_outlive_a_killed_daemon_and_are_stored_at_the_next(
 
 
 def test_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
-    start: Any, silence_counts: None, serving: Serving, seed: int
+    start: Any, silence_counts: Any, serving: Serving, seed: int
 ) -> None:
     """The bounds of jobs are far off: who waits for them fails."""
     primary = start(serving.address)
     far, far_source = stored(primary, seed, "far")
     only_on_nvme(serving)
     near, source = stored(primary, seed, "near")
+    silence_counts()
     serving.pause()
     try:
         # What was begun before the engine knows, and what comes after.
