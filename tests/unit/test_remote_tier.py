@@ -172,8 +172,6 @@ def test_status_is_what_the_worker_says(rig: Rig) -> None:
 def test_worker_is_told_what_it_has_to_know_and_has_its_end_of_the_link(rig: Rig) -> None:
     rig.tier.start()
     rig.until("serving")
-    eventually((rig.folder / "settings").exists, "the worker has its settings")
-    eventually(lambda: (rig.folder / "settings").read_bytes() != b"", "all of them")
     told = WorkerSettings.from_line((rig.folder / "settings").read_bytes())
     assert (told.fleet_id, told.node, told.write) == (FLEET, NODE, "reused")
     assert told.presence_path == str(rig.folder / "arena" / "presence")
@@ -254,10 +252,10 @@ def test_worker_that_says_nothing_any_more_is_killed(
     monkeypatch.setattr(remote_tier, "LOOK_EVERY_S", 0.1)
     rig.order(1, report(), b"silent\n")
     rig.tier.start()
-    rig.until("serving", 2)
-    ended = rig.events("remote_worker_ended")[0]
+    ended = eventually(lambda: rig.events("remote_worker_ended"), "it is killed")[0]
     assert "said nothing" in ended["text"]
     assert ended["exit_code"] == -9
+    eventually(lambda: rig.tier.status().worker_starts > 1, "another one runs")
 
 
 def test_worker_that_cannot_be_ended_is_left_behind_until_it_is_gone(
@@ -311,7 +309,7 @@ def test_events_of_the_worker_are_logged_and_no_others_and_no_more_than_their_te
     (failing,) = rig.events("remote_failing")
     assert failing.keys() == {"time", "level", "event", "text"}
     assert rig.events("stopped") == []
-    (started,) = rig.events("remote_worker_started")
+    (started,) = eventually(lambda: rig.events("remote_worker_started"), "its start is said")
     assert started["pid"] == rig.pids()[0]
 
 
@@ -392,8 +390,9 @@ def test_worker_that_has_yet_to_say_a_line_is_not_told_anything(rig: Rig) -> Non
     rig.order(1, b"silent\n")
     rig.tier.start()
     eventually(lambda: (rig.folder / "settings").exists(), "it runs")
-    rig.tier._process.changed.set()  # type: ignore[union-attr]
-    eventually(lambda: not rig.tier._process.changed.is_set(), "it was looked at")  # type: ignore[union-attr]
+    process = eventually(lambda: rig.tier._process, "it is watched")
+    process.changed.set()
+    eventually(lambda: not process.changed.is_set(), "it was looked at")
     assert rig.clears.tell is None
 
 

@@ -5,7 +5,7 @@
 In FOLDER the file `start-N` has, for the Nth start, lines to say; behind them a word of what to do
 then: `report` (the last line again and again), `silent`, `deaf` (reports, and reads nothing more),
 `end CODE`. `start-any` is for all others. `pids` gets a line a start, `settings` what it was told
-first, `told` what came then. It starts often, so it imports little.
+first, before it says anything, `told` what came then. It starts often, so it imports little.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def main(folder: Path) -> None:
     if not orders.exists():
         orders = folder / "start-any"
     *said, order = orders.read_bytes().splitlines(keepends=True)
-    reads = order != b"deaf\n"
-    threading.Thread(target=_end_with_stdin, args=(reads,), daemon=True).start()
+    _keep(folder, sys.stdin.buffer.readline())
+    if order != b"deaf\n":
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     for line in said:
         _say(line)
     word, _, rest = order.decode().strip().partition(" ")
@@ -44,14 +45,17 @@ def _say(line: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _end_with_stdin(reads: bool) -> None:
-    settings = sys.stdin.buffer.readline()
-    (Path(sys.argv[1]) / "settings").write_bytes(settings)
-    while reads and (line := sys.stdin.buffer.readline()):
+def _keep(folder: Path, settings: bytes) -> None:
+    """Whole, or as those of the start before."""
+    (folder / "settings.new").write_bytes(settings)
+    (folder / "settings.new").replace(folder / "settings")
+
+
+def _end_with_stdin() -> None:
+    while line := sys.stdin.buffer.readline():
         with (Path(sys.argv[1]) / "told").open("ab") as told:
             told.write(line)
-    if reads:
-        os._exit(0)
+    os._exit(0)
 
 
 if __name__ == "__main__":
