@@ -33,6 +33,10 @@ COMMAND: Sequence[str] = (sys.executable, "-P", "-m", "kvwarehouse.remote.worker
 TELL_WITHIN_S: Final = 5.0
 """A worker that has not read what it is told by then hangs."""
 
+LAST_LINES_S: Final = 3.0
+"""How long what an ended worker has said may take to be read: on a host where this process gets no
+processor for a while, and for ever where a child of its own holds its pipes open."""
+
 _NAMES: Final = (
     "HOME", "PATH", "LANG", "LD_LIBRARY_PATH", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
@@ -106,13 +110,15 @@ class RemoteProcess:
         self._process.kill()
 
     def wait(self, timeout_s: float) -> bool:
-        """True: it has ended, and its last lines are read."""
+        """True: it has ended, and its last lines are read, if that takes no longer than
+        LAST_LINES_S."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
+        until_s = time.monotonic() + LAST_LINES_S
         for reader in self._readers:
-            reader.join(timeout_s)  # what a child of its own holds open ends never
+            reader.join(max(until_s - time.monotonic(), 0.0))
         return True
 
     def close(self) -> None:

@@ -123,7 +123,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     command = (sys.executable, "-P", fake_worker.__file__, str(tmp_path))
     monkeypatch.setattr(remote_process, "COMMAND", command)
     monkeypatch.setattr(remote_tier, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(remote_tier, "STOPS_WITHIN_S", DEADLINE_S)  # on a machine that is busy
+    for module, bound in ((remote_tier, "STOPS_WITHIN_S"), (remote_process, "LAST_LINES_S")):
+        monkeypatch.setattr(module, bound, DEADLINE_S)  # on a machine that is busy
     made = Rig(tmp_path)
     made.order("any", report(), b"report\n")
     yield made
