@@ -107,12 +107,13 @@ class Worker:
     def _report(self) -> None:
         parent = os.getppid()
         while os.getppid() == parent:
+            is_hung = self._member.is_hung  # before the report, which says what it ends for
             report = self._member.report()
             event = self._state_events.of(report)
             if event is not None:
                 self.say(event.to_line())
             self.say(report.to_line())
-            if self._member.is_hung:
+            if is_hung:
                 os._exit(EXIT_HUNG)  # its threads may stay: then the daemon leaves them behind
             time.sleep(_REPORT_EVERY_S)
         os._exit(0)
