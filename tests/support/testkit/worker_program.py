@@ -140,20 +140,21 @@ class File(KeptPages):
 
 
 def hanging(store: ObjectStore, name: str, data: Any, *, if_absent: bool = False) -> bool:
-    """Of pages; other objects are put."""
+    """Of pages; other objects are put, and wait as long as a busy machine has them wait."""
     if bytes(data) != OBJECT:
         return put(store, name, data, if_absent=if_absent)
+    store_member.__dict__["HUNG_S"] = 0.5
     with store._call("put", 0.1):
         threading.Event().wait()
     raise AssertionError("that never ends")
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it ends by os._exit
     core.RemoteLink, core.RemoteGetLink = Link, GetLink  # type: ignore[assignment]
     core.NativeClient, core.PresenceFile = Session, File  # type: ignore[assignment]
     nodes.__dict__["BEAT_S"] = 0.05  # a minute is long for a test
     if "hangs" in sys.argv:
-        store_member.__dict__["HUNG_S"] = 0.5
         put = ObjectStore.put
         ObjectStore.put = hanging  # type: ignore[assignment, method-assign]
     worker.main()
