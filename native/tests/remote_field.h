@@ -135,8 +135,8 @@ class RemoteField {
       std::memcpy(rows.row(at), bytes.data(), bytes.size());
     }
     Prompt prompt = Prompt::of_tokens(tokens);
-    const StoreReport report =
-        filler_->store(kSpace, prompt, first, rows, 0, kSecondNs, run.clear_epoch);
+    const StoreReport report = filler_->store(
+        kSpace, prompt, first, rows, 0, uint64_t{kPatienceMs} * kMillisecondNs, run.clear_epoch);
     if (report.dropped.contains("cleared")) return GetEnd::cleared;
     return report.stored + report.already == rows.count() ? GetEnd::filled : GetEnd::no_room;
   }
