@@ -116,12 +116,25 @@ class RunFilling {
     for (uint64_t pause_ns = kFirstPauseNs; done_pages() < end_page_;) {
       if (now_ns() >= deadline_ns_) end_waiting();
       if (done_pages() == end_page_) return;
-      if (step()) {
+      const bool brought = step();
+      ask_anew_for_lost();
+      if (brought) {
         pause_ns = kFirstPauseNs;
       } else {
         pause(pause_ns);
         pause_ns = std::min(2 * pause_ns, kLastPauseNs);
       }
+    }
+  }
+
+  // A page whose parts are all there is stored, but where another session gave its part of it up
+  // after that was waited for: what was there of it has gone with it.
+  void ask_anew_for_lost() {
+    for (const size_t done = done_pages(); looked_at_ < done; ++looked_at_) {
+      const auto parts = std::span(parts_).subspan(looked_at_ * shape_.shards, shape_.shards);
+      if (is_stored(facts_of(looked_at_ * shape_.shards).key)) continue;
+      std::ranges::fill(parts, Part{});
+      return;
     }
   }
 
@@ -307,6 +320,7 @@ class RunFilling {
   std::vector<Part> parts_;  // page by page
   size_t window_ = 0;        // parts of an exchange
   size_t end_page_ = 0;      // pages before it are to be stored
+  size_t looked_at_ = 0;     // pages before it were stored when their last part was there
   FilledRun report_;
 };
 

@@ -299,6 +299,25 @@ TEST(page_that_another_is_writing_is_waited_for) {
   }
 }
 
+// Incident: it was told as filled, with parts that were there no more, and was missing. So ended
+// the test above where the fill came before the other's end.
+TEST(page_that_another_gives_up_while_it_is_waited_for_is_stored_whole) {
+  for (const uint32_t shard : {0u, 2u}) {
+    Scene scene;
+    OtherWriter writer(scene.daemon);
+    CHECK(writer.reserve(scene.chain.pages[0], shard));
+    FilledRun filled;
+    std::thread waits([&] { filled = scene.fill(); });
+    // By then it has sealed its parts of the first page too.
+    while (scene.daemon.status().pages_sealed < kPages - 1) std::this_thread::yield();
+    writer.settle();
+    waits.join();
+    check_end(filled, GetEnd::filled, kPages, "");
+    scene.check_pages(kPages);
+    scene.check_nothing_left();
+  }
+}
+
 TEST(time_that_is_over_begins_nothing) {
   Scene scene;
   check_end(scene.fill(scene.run(), scene.body(), 0), GetEnd::late, 0, "timeout");
