@@ -25,6 +25,8 @@ class Call:
         self.cancelled = False
         self.log = io.StringIO()
         self.watchdog = Watchdog(Log("json", self.log), clock=lambda: self.now_s)
+        # It looks when the test has it look: its own thread would beside it, and count twice.
+        self.watchdog._thread = threading.current_thread()
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -116,6 +118,7 @@ def test_watchdog_without_a_thread_begins_with_the_next_call(
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    call.watchdog._thread = None
     with monkeypatch.context() as crowded:
         crowded.setattr(threading.Thread, "start", refused)
         answer = call.watchdog.leaving(call, "/m/Lookup")  # type: ignore[arg-type]
