@@ -19,6 +19,7 @@ from kvwarehouse.client.endpoint import (
 )
 from kvwarehouse.client.listeners import Listener
 from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse_bench.harness.process import free_port
 
 STRANGER = 54321
 
@@ -185,10 +186,8 @@ def test_who_listens_is_asked_for_each_connection_and_not_for_each_call(
 
 def test_port_that_nobody_has_is_left_to_nobody_who_waits_for_it() -> None:
     """Incident: who took the port between the look and gRPC's connection got it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     with pytest.raises(TransportError, match="kvwarehouse serve") as caught:
-        Endpoint(parse_address(f"127.0.0.1:{port}"), Credentials(), 1.0).target()
+        Endpoint(parse_address(f"127.0.0.1:{free_port()}"), Credentials(), 1.0).target()
     assert caught.value.code == "unavailable"
     assert caught.value.retryable
 
