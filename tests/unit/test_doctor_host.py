@@ -326,7 +326,8 @@ def test_process_of_another_pid_namespace_is_told_from_none(
 def test_kernel_is_asked_without_making_a_ring() -> None:
     before = set(os.listdir("/proc/self/fd"))
     assert io_uring_errno() in (0, errno.EPERM, errno.ENOSYS)
-    assert set(os.listdir("/proc/self/fd")) == before
+    # Fewer, where one of a test before this one is collected meanwhile.
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_command_judges_what_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
