@@ -158,7 +158,8 @@ def test_child_ends_by_itself_where_the_process_that_asked_is_gone(tmp_path: Pat
         "import os, sys\n"
         "from kvwarehouse.gpu.probe_process import report_steps\n"
         "def spin():\n"
-        f"    open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
+        f"    open({str(pid_file)!r} + '.new', 'w').write(str(os.getpid()))\n"
+        f"    os.replace({str(pid_file)!r} + '.new', {str(pid_file)!r})\n"  # whole, or not there
         "    while True: pass\n"
         "report_steps({'spin': spin})\n"
     )
@@ -169,7 +170,7 @@ def test_child_ends_by_itself_where_the_process_that_asked_is_gone(tmp_path: Pat
         "    for limit_s in (2.0, 8.0, 32.0):\n"  # on a busy machine it takes longer to begin
         "        run_probe('spinning', [], limit_s)\n"
         "threading.Thread(target=ask, daemon=True).start()\n"
-        f"while not os.path.exists({str(pid_file)!r}) or not open({str(pid_file)!r}).read():\n"
+        f"while not os.path.exists({str(pid_file)!r}):\n"
         "    time.sleep(0.01)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
