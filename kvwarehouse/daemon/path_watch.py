@@ -68,10 +68,11 @@ class PathWatch:
             problem = self._put_back(path, here, partial(self._bind, bind))
             failed = failed or problem
             if not here and not problem:
-                self._seen[path] = file_at(path)
-        if failed and failed != self.unreachable:
+                # It may be gone again: what was there before stays missed then.
+                self._seen[path] = file_at(path) or self._seen[path]
+        known, self.unreachable = self.unreachable, failed
+        if failed and failed != known:
             self._log.event(Event.PATH_NOT_RESTORED, text=failed)
-        self.unreachable = failed
         self._look_at_kept()
 
     def _put_back(self, path: str, here: bool, make: Callable[[], None]) -> str:
@@ -110,5 +111,6 @@ class PathWatch:
             f"somebody removed or replaced {', '.join(gone)}: {lost}, and what is added to them, "
             "go on being served and end with this daemon; restart it when that suits"
         )
-        self._log.event(Event.PATH_REMOVED, text=text)
+        # Before it is said: who reads the log may ask at once.
         self._lost = "; ".join(filter(None, (self._lost, text)))
+        self._log.event(Event.PATH_REMOVED, text=text)
