@@ -12,8 +12,9 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
-from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
 from testkit.known_prompt import KnownPrompt
+from testkit.remote_host import TakenFolder
 
 BEFORE, AFTER = (KnownPrompt(model, pages=12, page_bytes=20_000) for model in ("before", "after"))
 
@@ -31,6 +32,34 @@ def readiness(serving: Serving, path: str = "/readyz") -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def remove(folder: Path) -> None:
+    """At one blow: a daemon that looks meanwhile would put parts of it back, and miss the rest
+    later, by itself."""
+    aside = folder.with_name(f"{folder.name}.aside")
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
+def replace(socket: Path, kind: str) -> None:
+    """By somebody else's. Not by removing it first: the daemon may put it back in between."""
+    other = socket.with_name("other")
+    if kind == "file":
+        other.write_text("of somebody else")
+        other.rename(socket)
+        return
+    other.mkdir()
+
+    def is_there() -> bool:
+        socket.unlink(missing_ok=True)  # a folder takes the place of no socket
+        try:
+            other.rename(socket)
+        except NotADirectoryError:
+            return False
+        return True
+
+    eventually(is_there, "the folder is there")
 
 
 def work_of_a_new_client(serving: Serving, prompt: KnownPrompt) -> bool:
@@ -54,7 +83,7 @@ def test_new_clients_get_in_after_the_arena_directory_was_removed(serving: Servi
     the daemon was green."""
     with serving.connect() as client:
         BEFORE.store_whole(client)
-        shutil.rmtree(serving.arena_dir)
+        remove(serving.arena_dir)
         eventually(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
         assert BEFORE.load(client) == BEFORE.pages
         eventually(lambda: serving.events("path_removed"), "what is lost is said")
@@ -81,23 +110,27 @@ def test_sockets_that_were_removed_are_bound_again(serving: Serving) -> None:
     with serving.connect(timeout_s=60) as client:
         BEFORE.store_whole(client)
         for times in (1, 2):
-            for path in (*sockets, Path(serving.socket + ".lock")):
+            # The lock first: it is made anew with a socket alone.
+            for path in (Path(serving.socket + ".lock"), *sockets):
                 path.unlink()
             eventually(lambda: all(path.exists() for path in sockets), "both are there again")
             eventually(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
             assert BEFORE.load(client) == BEFORE.pages
             assert client.status()["service"]["paths_reason"] == ""
-            assert len(serving.events("path_restored")) == 2 * times
-    with pytest.raises(AssertionError, match="in use by another daemon"):
-        Serving(serving.arena_dir, socket=serving.socket, http="off").start()
+            due = 2 * times  # said behind the work: a client may come in before
+            eventually(lambda due=due: len(serving.events("path_restored")) == due, "both are said")
+    with (
+        pytest.raises(RefusedError, match="in use by another daemon"),
+        Serving(serving.arena_dir, socket=serving.socket, http="off"),
+    ):
+        pass
     assert serving.stop() == 0
     assert not any(path.exists() for path in sockets)
 
 
 def test_socket_that_cannot_be_bound_again_is_said_until_it_can(serving: Serving) -> None:
     socket = Path(serving.socket)
-    socket.unlink()
-    socket.write_text("of somebody else")
+    replace(socket, "file")
     eventually(lambda: readiness(serving)[0] == 503, "readiness says so")
     assert str(socket) in readiness(serving)[1]
     assert serving.metrics()["kvwarehouse_paths_lost"] == 1
@@ -115,11 +148,7 @@ def test_what_has_the_name_of_a_removed_socket_is_left_to_its_owner_at_the_end(
     """Incident: the daemon could not remove what another user had put there, and ended with 1 as if
     it had failed."""
     path = Path(serving.socket + ".grpc")
-    path.unlink()
-    if kind == "file":
-        path.write_text("of somebody else")
-    else:
-        path.mkdir()
+    replace(path, kind)
     eventually(lambda: serving.events("path_not_restored"), "it is seen")
     assert serving.stop() == 0
     assert path.exists()
@@ -141,8 +170,7 @@ def test_arena_directory_that_cannot_be_put_back_is_not_ready_until_it_can(
     """It stays live: clients that are there are served, and a restart would not find the pages."""
     with serving.connect() as client:
         BEFORE.store_whole(client)
-        shutil.rmtree(serving.arena_dir)
-        serving.arena_dir.write_text("of somebody else")
+        TakenFolder(serving.arena_dir).take()
         eventually(lambda: readiness(serving)[0] == 503, "readiness says so")
         assert str(serving.arena_dir) in readiness(serving)[1]
         assert readiness(serving, "/healthz")[0] == 200
