@@ -136,12 +136,13 @@ def test_loopback_without_tls_serves_and_asks_for_tokens(tmp_path: Path, tokens:
 def test_port_in_use_refuses_to_start_and_leaves_nothing_behind(
     tmp_path: Path, tokens: str
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(errors.TransportError) as caught:
-            Served(tmp_path, listen=address, token_file=tokens).start()
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(errors.TransportError) as caught,
+    ):
+        Served(tmp_path, listen=address, token_file=tokens).start()
     assert caught.value.code == "address_unavailable"
     assert address in caught.value.message
     with Served(tmp_path, listen=address, token_file=tokens):
