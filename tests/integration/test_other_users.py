@@ -17,6 +17,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -300,12 +301,15 @@ def test_client_speaks_to_a_listener_of_the_user_that_it_was_told(
 ) -> None:
     monkeypatch.setenv(DAEMON_UID_VARIABLE, str(STRANGER))
     at = f"127.0.0.1:{free_port()}"
-    with squatter(at, "TCP") as process:
-        with pytest.raises(kvw.TransportError) as caught:
-            connect_grpc(at, timeout_s=0.5)
-        assert caught.value.code != "daemon_untrusted"
-        assert process.stdout is not None
-        assert int(process.stdout.readline()) > 0
+    with ThreadPoolExecutor(1) as threads:
+        with squatter(at, "TCP") as process:
+            client = threads.submit(connect_grpc, at, timeout_s=60)
+            client.add_done_callback(lambda _: process.kill())  # it said nothing, and will not
+            assert process.stdout is not None
+            assert int(process.stdout.readline()) > 0
+        with pytest.raises(kvw.TransportError) as caught:  # nobody is there any more
+            client.result()
+    assert caught.value.code != "daemon_untrusted"
 
 
 @pytest.mark.parametrize("way", ["blocking", "aio"])
