@@ -24,9 +24,8 @@ import grpc
 from kvwarehouse import config, wire
 from kvwarehouse.daemon.lifecycle import Daemon
 from kvwarehouse.daemon.logs import Log
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from testkit.fake_engine import FakeCore, FakeEngine
-
-START_TIMEOUT_S = 30.0
 
 
 class Served:
@@ -60,7 +59,7 @@ class Served:
     def start(self) -> None:
         """Returns when it serves; raises what it refused to start with."""
         self._thread.start()
-        if not self._ready.wait(START_TIMEOUT_S):
+        if not self._ready.wait(DEADLINE_S):
             raise AssertionError("the daemon neither serves nor fails")
         if self.failure is not None:
             self._thread.join()
@@ -81,7 +80,7 @@ class Served:
         self._daemon.request_stop()
         if hasattr(self, "channel"):
             self.channel.close()
-        self._thread.join(START_TIMEOUT_S)
+        self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the daemon did not end"
 
     @property
@@ -98,7 +97,7 @@ class Served:
         """Status and body of an HTTP request."""
         address = self.events("ready")[0]["http"]
         try:
-            with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_S) as answer:
                 return answer.status, answer.read().decode("utf-8")
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode("utf-8")
