@@ -193,6 +193,8 @@ class StoreMember:
         state, reason = self._state()
         if opened is None:
             return WorkerReport(state, reason)
+        # A put counts as one once all else has heard of it, so what is counted is read first.
+        puts = opened.puts.results
         facts, figures = opened.fleet.facts(), opened.gets.figures()
         epochs_ago_s = self.epochs.listed_ago_s
         return WorkerReport(
@@ -202,7 +204,7 @@ class StoreMember:
             objects=facts.objects,
             objects_max=self._settings.objects,
             nodes=facts.nodes,
-            puts=opened.puts.results,
+            puts=puts,
             put_bytes=opened.puts.put_bytes,
             gets=opened.gets.ends,
             get_bytes=opened.gets.get_bytes,

@@ -213,6 +213,24 @@ def test_report_counts_what_was_put(rig: Callable[..., Rig]) -> None:
     assert len([path for path in made.folder.rglob("*") if path.stat().st_size == len(DATA)]) == 2
 
 
+def test_report_counts_no_put_whose_object_it_has_not(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: what ended while the report was made was counted, and its object was not."""
+    made = rig()
+    made.serve()
+    figures = made.opened.gets.figures  # asked for right behind what the store has
+
+    def put_beside() -> Any:
+        made.put(1)
+        return figures()
+
+    monkeypatch.setattr(made.opened.gets, "figures", put_beside)
+    report = made.report
+    assert report.objects == 0
+    assert report.puts == {}
+
+
 def test_folder_that_is_not_there_is_waited_for(tmp_path: Path, rig: Callable[..., Rig]) -> None:
     mount = tmp_path / "mount"
     made = rig(url=f"file://{mount}")
