@@ -223,7 +223,7 @@ def test_worker_that_stands_still_keeps_no_load_beyond_its_time(host: Hosts) -> 
     one.put(1)
     one.empty()
     one.until_remote(1)
-    os.kill(one.worker(), signal.SIGSTOP)
+    worker = one.pause_worker()
     try:
         loaded = one.load(1, timeout_s=0.5)  # and not for as long as nobody answers
         assert (loaded, sum(loaded.missed.values())) == (0, RUN_PAGES)
@@ -232,7 +232,7 @@ def test_worker_that_stands_still_keeps_no_load_beyond_its_time(host: Hosts) -> 
         one.store(2)
         assert one.load(2) == RUN_PAGES
     finally:
-        os.kill(one.worker(), signal.SIGCONT)
+        os.kill(worker, signal.SIGCONT)
     # By what was read for those who did not wait, or by who reads it again.
     eventually(lambda: one.load(1) == RUN_PAGES, "it is had again")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,25 @@ class RemoteHost:
     def worker(self) -> int:
         """The last one's pid."""
         return int(self.serving.events("remote_worker_started")[-1]["pid"])
+
+    def pause_worker(self) -> int:
+        """Its pid, when all of its threads stand: on a busy machine they go on behind the signal,
+        and may end what was begun behind it."""
+        pid = self.worker()
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: _stands(pid), "the worker stands")
+        return pid
+
+
+def _stands(pid: int) -> bool:
+    try:
+        states = {
+            (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            for thread in Path(f"/proc/{pid}/task").iterdir()
+        }
+    except OSError:  # one of them ended
+        return False
+    return states == {"T"}
 
 
 def names_in(folder: Path) -> list[str]:
