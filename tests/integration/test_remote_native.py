@@ -482,5 +482,6 @@ def test_worker_reads_back_what_another_host_has_put(
             found = core.status()["remote_fetches"]["ends"]
             return {end: count for end, count in found.items() if count}
 
-        assert ends()["filled"] == 2
+        # Pages are here before the worker has said of their run that it ended.
+        eventually(lambda: ends().get("filled") == 2, "both have ended")
         assert ends().keys() == {"filled", "missing"}
