@@ -87,8 +87,11 @@ class UserManager:
 
     def _end(self) -> None:
         assert self._process is not None
+        inside = self._children()
         self._process.kill()  # and the kernel all that is inside
         self._process.wait(DEADLINE_S)
+        # The first inside goes last: until then others write to the folder.
+        eventually(lambda: not any(map(_runs, inside)), "all that was inside has ended")
 
     def install(self, unit: Path, changes: Mapping[str, Sequence[str]]) -> None:
         """The unit as it is, and a drop-in: lines by their sections."""
@@ -112,10 +115,17 @@ class UserManager:
 
     def _inside(self) -> list[str]:
         """A command there: systemd and systemctl look at each other's process and user."""
+        first = "".join(self._children())
+        return ["nsenter", f"--target={first}", "--user", "--mount", "--pid"]
+
+    def _children(self) -> list[str]:
+        """The first process inside; none before it is there, and when it has ended."""
         assert self._process is not None
         pid = self._process.pid
-        first = Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
-        return ["nsenter", f"--target={first}", "--user", "--mount", "--pid"]
+        try:
+            return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except FileNotFoundError:
+            return []
 
     def _systemctl(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -126,3 +136,11 @@ class UserManager:
             timeout=DEADLINE_S,
             check=False,
         )
+
+
+def _runs(pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"  # nobody may be there to bury it
