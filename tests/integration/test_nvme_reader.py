@@ -62,7 +62,7 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 @pytest.fixture
 def client(serving: Serving) -> Iterator[kvw.Client]:
-    with serving.connect() as client:
+    with serving.connect(timeout_s=60) as client:
         yield client
 
 
@@ -72,7 +72,7 @@ def store(ns: kvw.OpenNamespace, pages: int = PAGES, chain: int = 0) -> None:
         for shard in range(ns.space.shards):
             row = pages_of([chain << 20 | page], shard, 0, ns.space.page_bytes)
             ids = tokens(page + 1, chain)
-            assert ns.store(ids, row, shard, first=page).stored == 1
+            assert ns.store(ids, row, shard, first=page, timeout_s=60).stored == 1
 
 
 def to_nvme(client: kvw.Client, pages: int = PAGES) -> None:
@@ -230,7 +230,7 @@ def test_keys_of_several_prompts_are_read_in_one_call(client: kvw.Client) -> Non
         kvw.KeyRun([b"b%d" % i for i in range(7)]),
     ]
     rows = pages_of(range(13), 0, 0, PAGE_BYTES)
-    assert ns.store(keys=runs, pages=rows).stored == 13
+    assert ns.store(keys=runs, pages=rows, timeout_s=60).stored == 13
     to_nvme(client)
     out = np.zeros_like(rows)
     with NvmeReader() as reader:
@@ -348,7 +348,7 @@ def store_anew(ns: kvw.OpenNamespace) -> None:
     """Other bytes for the same prompt."""
     for shard in range(SHARDS):
         rows = pages_of([1 << 20 | page for page in range(PAGES)], shard, 0, PAGE_BYTES)
-        assert ns.store(tokens(), rows, shard).stored == PAGES
+        assert ns.store(tokens(), rows, shard, timeout_s=60).stored == PAGES
 
 
 def test_a_load_beside_one_that_reads_goes_the_daemons_way(client: kvw.Client) -> None:

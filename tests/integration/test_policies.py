@@ -35,9 +35,9 @@ class Traffic:
         self.once = 10_000
 
     def ask(self, number: int) -> int:
-        found = self.space.load(tokens(number), self.rows)
+        found = self.space.load(tokens(number), self.rows, timeout_s=60)
         if found < PAGES:
-            self.space.store(tokens(number), self.rows)
+            self.space.store(tokens(number), self.rows, timeout_s=60)
         return found
 
     def round(self) -> int:

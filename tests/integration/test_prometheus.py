@@ -33,9 +33,9 @@ def use(client: kvw.Client) -> None:
     opened = client.open(SPACE)
     tokens = np.arange(PAGES * SPACE.page_tokens)
     pages = np.ones((PAGES, SPACE.page_bytes), np.uint8)
-    assert opened.store(tokens, pages).stored == PAGES
+    assert opened.store(tokens, pages, timeout_s=60).stored == PAGES
     out = np.zeros_like(pages)
-    assert opened.load(tokens, out) == PAGES
+    assert opened.load(tokens, out, timeout_s=60) == PAGES
     assert opened.lookup(tokens).pages == PAGES
     assert opened.lookup(tokens + 1).pages == 0
 

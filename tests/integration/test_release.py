@@ -31,7 +31,7 @@ def tokens(number: int) -> list[int]:
 
 
 def store(space: kvw.OpenNamespace, number: int) -> None:
-    assert space.store(tokens(number), ROWS).stored == PAGES
+    assert space.store(tokens(number), ROWS, timeout_s=60).stored == PAGES
 
 
 def hears(client: kvw.Client, pages: int) -> None:
@@ -93,7 +93,7 @@ def test_what_prompts_share_stays_with_the_others(tmp_path: Path) -> None:
         first = head + tokens(2)[: 4 * SPACE.page_tokens]
         second = head + tokens(3)[: 4 * SPACE.page_tokens]
         for prompt in (first, second):
-            space.store(prompt, ROWS)
+            space.store(prompt, ROWS, timeout_s=60)
         assert space.release(first) == PAGES
         hears(client, 4)
         assert space.release(second, first=6) == 2

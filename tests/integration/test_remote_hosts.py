@@ -26,7 +26,7 @@ RECORD_BYTES = 4096 + PAGE_BYTES
 SPACE = kvw.Namespace(
     model="m", weights="w", dtype="f", layout="t/1", page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES
 )
-LOAD_S = 30.0  # a load's own time, on a machine that is busy
+LOAD_S = 60.0  # a load's or store's own time, on a machine that is busy
 
 
 def tokens(prompt: int, runs: int = 1) -> list[int]:
@@ -50,7 +50,7 @@ class Host:
 
     def start(self) -> None:
         self.serving.start()
-        self.client = self.serving.connect()
+        self.client = self.serving.connect(timeout_s=LOAD_S)
 
     def remove(self) -> None:
         if self.client is not None:
@@ -71,7 +71,8 @@ class Host:
     def store(self, prompt: int, runs: int = 1) -> None:
         """Until all of it is in the store too."""
         before = self.status["remote"]["puts"].get("stored", 0)
-        stored = self.client.open(SPACE).store(tokens(prompt, runs), pages(prompt, runs))
+        space = self.client.open(SPACE)
+        stored = space.store(tokens(prompt, runs), pages(prompt, runs), timeout_s=LOAD_S)
         assert stored.stored == RUN_PAGES * runs, stored
 
         def is_put(status: dict[str, Any]) -> bool:

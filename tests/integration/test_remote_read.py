@@ -17,6 +17,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.eventually import eventually
 from testkit.remote_host import (
+    LOAD_S,
     NAMES,
     PAGE_BYTES,
     RECORD_BYTES,
@@ -69,7 +70,8 @@ def test_prompt_that_goes_on_where_a_stored_one_ends_loads_what_both_tiers_have(
     one.empty()
     space = one.client.open(SPACE)
     few = RUN_PAGES // 2  # the first half of the first object
-    assert space.store(tokens(1, 2)[: few * 16], pages(1, 2)[:few]).stored == few
+    stored = space.store(tokens(1, 2)[: few * 16], pages(1, 2)[:few], timeout_s=LOAD_S)
+    assert stored.stored == few
     wanted = {"dram": few, "remote": 2 * RUN_PAGES - few}
     eventually(lambda: one.found(1, 2) == wanted, "the rest is found in the store")
     assert one.load(1, 2) == 2 * RUN_PAGES
@@ -280,5 +282,5 @@ def test_tiers_say_what_is_remote(host: Hosts) -> None:
     tiers = space.tiers(tokens(1) + [7] * 16)
     assert tiers.tolist() == [kvw.Tier.REMOTE] * RUN_PAGES + [kvw.Tier.MISSING]
     out = np.zeros((4, PAGE_BYTES), np.uint8)
-    assert space.load(tokens(1), out) == 4  # fewer than the object has
+    assert space.load(tokens(1), out, timeout_s=LOAD_S) == 4  # fewer than the object has
     assert np.array_equal(out, pages(1)[:4])

@@ -32,7 +32,7 @@ def space(model: str = "m", **fields: Any) -> kvw.Namespace:
 def store(serving: Serving, tokens: list[int], wanted: kvw.Namespace | None = None) -> None:
     pages = np.zeros((len(tokens) // PAGE_TOKENS, PAGE_BYTES), np.uint8)
     with serving.connect() as client:
-        client.open(wanted or space()).store(tokens, pages)
+        client.open(wanted or space()).store(tokens, pages, timeout_s=60)
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def test_namespaces_are_chosen_by_model_id_and_kind_of_keys(hosts: list[Serving]
     store(a, list(range(8)), space("small"))
     with a.connect() as client:
         keys = [b"x" * 32, b"y" * 32, b"z" * 32]
-        client.open(keyed).store(keys=keys[:2], pages=np.zeros((2, PAGE_BYTES), np.uint8))
+        rows = np.zeros((2, PAGE_BYTES), np.uint8)
+        client.open(keyed).store(keys=keys[:2], pages=rows, timeout_s=60)
 
     def held(**question: Any) -> int:
         (answer,) = who_has([a.address], Question(**question), timeout_s=30)

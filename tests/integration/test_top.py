@@ -80,9 +80,9 @@ def test_stores_and_loads_show_up_as_rates(serving: Serving) -> None:
         assert next(found)["reachable"]
         ns = client.open(SPACE)
         pages = np.full((PAGES, PAGE_BYTES), 7, np.uint8)
-        assert ns.store(TOKENS, pages).stored == PAGES
+        assert ns.store(TOKENS, pages, timeout_s=60).stored == PAGES
         assert ns.lookup(TOKENS).pages == PAGES
-        assert ns.load(TOKENS, pages) == PAGES
+        assert ns.load(TOKENS, pages, timeout_s=60) == PAGES
         stored = loaded = hit = 0.0
         for look in found:
             stored += risen(look, "stores", "pages_sealed")

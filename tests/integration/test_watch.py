@@ -35,7 +35,8 @@ def space(model: str = "m", **fields: Any) -> kvw.Namespace:
 
 def store(client: kvw.Client, number: int, pages: int, model: str = "m") -> None:
     tokens = np.arange(pages * PAGE_TOKENS, dtype=np.uint32) + number * 100_000
-    client.open(space(model)).store(tokens, np.zeros((pages, PAGE_BYTES), np.uint8))
+    rows = np.zeros((pages, PAGE_BYTES), np.uint8)
+    assert client.open(space(model)).store(tokens, rows, timeout_s=60).stored == pages
 
 
 class Watcher:
@@ -126,7 +127,8 @@ def test_watch_of_a_namespace_is_of_that_alone_and_names_it(serving: Serving) ->
     with serving.connect() as client:
         one, both = Watcher(client, client.open(keyed).space), Watcher(client)
         keys = [b"a" * 32, b"b" * 32]
-        client.open(keyed).store(keys=keys, pages=np.zeros((2, PAGE_BYTES), np.uint8))
+        rows = np.zeros((2, PAGE_BYTES), np.uint8)
+        client.open(keyed).store(keys=keys, pages=rows, timeout_s=60)
         store(client, 1, 3)
         both.agrees(client, space(), keyed)
         one.agrees(client, keyed)
@@ -178,7 +180,8 @@ def test_watcher_that_does_not_read_is_cut_off_and_stores_go_on(serving: Serving
         assert next(call).synced
         tokens = np.arange(40 * 4096, dtype=np.uint32)
         for number in range(100):
-            stored = opened.store(tokens + number * 1_000_000, np.zeros((40, 64), np.uint8))
+            rows = np.zeros((40, 64), np.uint8)
+            stored = opened.store(tokens + number * 1_000_000, rows, timeout_s=60)
             assert stored.dropped_pages == 0
         with pytest.raises(grpc.RpcError) as ended:
             for _ in call:

@@ -25,7 +25,7 @@ PAGE_TOKENS, PAGE_BYTES = 16, 4096
 RUN_PAGES = 256 // PAGE_TOKENS  # one object
 RECORD_BYTES = 4096 + PAGE_BYTES
 LOAD_S = 60.0
-"""Of a load that is to succeed: a machine may be slow."""
+"""Of a load or a store that is to succeed: a machine may be slow."""
 SPACE = kvw.Namespace(
     model="m", weights="w", dtype="f", layout="t/1", page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES
 )
@@ -78,7 +78,7 @@ class RemoteHost:
 
     def start(self) -> None:
         self.serving.start()
-        self.client = self.serving.connect()
+        self.client = self.serving.connect(timeout_s=LOAD_S)
 
     def stop(self) -> int:
         self.client.close()
@@ -106,8 +106,8 @@ class RemoteHost:
     def store(self, *prompts: int, runs: int = 1) -> None:
         space = self.client.open(SPACE)
         for prompt in prompts:
-            stored = space.store(tokens(prompt, runs), pages(prompt, runs)).stored
-            assert stored == runs * RUN_PAGES
+            stored = space.store(tokens(prompt, runs), pages(prompt, runs), timeout_s=LOAD_S)
+            assert stored.stored == runs * RUN_PAGES
 
     def put(self, *prompts: int, runs: int = 1) -> None:
         """Stores prompts, and waits until the remote tier has their objects."""
