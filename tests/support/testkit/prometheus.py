@@ -131,9 +131,16 @@ class Prometheus:
 
         def found() -> bool:
             result = self._get("query", query=expression)["result"]
-            if result:
-                self._time = {"time": str(result[0]["value"][0])}
-            return bool(result)
+            if not result:
+                return False
+            time_s = result[0]["value"][0]
+            # What a scrape brings, or that it was too late, has the time of its beginning: all that
+            # had begun by then is known once each daemon was scraped anew.
+            self.wait_for(f"min(timestamp(up)) > {time_s}")
+            then = {"time": str(time_s)}
+            if self._get("query", query=expression, **then)["result"]:
+                self._time = then
+            return bool(self._time)
 
         eventually(found, expression)
 
