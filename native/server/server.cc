@@ -55,6 +55,13 @@ sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
+// Which file has the name: another one, or none (zeros), once somebody removed or replaced it.
+std::pair<dev_t, ino_t> file_at(const std::string& path) {
+  struct stat info{};
+  if (::lstat(path.c_str(), &info) != 0) return {};
+  return {info.st_dev, info.st_ino};
+}
+
 // Binds it beside `path`, and returns where. The first name is always the same, so that what a
 // daemon left that was killed here is removed. In a folder like /tmp it may be somebody else's, who
 // keeps it there: then one is taken that nobody can foresee, which is no longer than the name of
@@ -162,6 +169,7 @@ void Server::bind_socket() {
   listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener_.valid()) throw storage_error("cannot make a socket", errno);
   const std::string fresh = bind_beside(socket_path_, listener_);
+  socket_file_ = file_at(fresh);
   if (::chmod(fresh.c_str(), 0600) == 0 && ::listen(listener_.get(), SOMAXCONN) == 0 &&
       ::rename(fresh.c_str(), socket_path_.c_str()) == 0)
     return;
@@ -227,7 +235,7 @@ std::vector<std::pair<Key, uint64_t>> Server::stop() {
   if (wake_.valid()) wake();
   if (thread_.joinable()) thread_.join();
   if (populator_.joinable()) populator_.join();
-  if (listener_.valid()) ::unlink(socket_path_.c_str());
+  if (listener_.valid() && file_at(socket_path_) == socket_file_) ::unlink(socket_path_.c_str());
   connections_.clear();
   put_link_.reset();
   get_link_.reset();

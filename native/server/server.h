@@ -4,6 +4,8 @@
 // Thread-safe. Bounded: connections, messages per wake-up, queued commands.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -16,6 +18,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -156,6 +159,7 @@ class Server {
   void wake();
 
   std::string socket_path_;
+  std::pair<dev_t, ino_t> socket_file_;  // what it was when it was bound
   std::unique_ptr<Warehouse> warehouse_;
   std::optional<RecoverySummary> recovered_;
   Fd listener_, epoll_, wake_;

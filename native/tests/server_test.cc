@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <string>
 #include <thread>
@@ -157,6 +158,23 @@ TEST(daemon_listens_where_somebody_keeps_the_name_that_it_binds_first) {
   server.stop();
   for (const auto& left : std::filesystem::directory_iterator(world.directory.path()))
     CHECK(left.path() == taken || left.path().string().find("kvw.sock") == std::string::npos);
+}
+
+// Incident: it removed whatever was there, the socket of another daemon too.
+TEST(daemon_that_ends_leaves_alone_what_is_another_at_its_socket_by_then) {
+  const Daemon world(shape_of(4096));
+  const auto is_there_after = [&](bool replaced) {
+    Server server(world.options, world.socket());
+    server.start();
+    if (replaced) {
+      CHECK_EQ(::unlink(world.socket().c_str()), 0);
+      std::ofstream(world.socket()) << "another's";
+    }
+    server.stop();
+    return std::filesystem::exists(world.socket());
+  };
+  CHECK(!is_there_after(false));
+  CHECK(is_there_after(true));
 }
 
 TEST(daemon_with_the_longest_path_of_a_socket_listens_there_too) {
