@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import kvwarehouse as kvw
 from vllm_rig.bay import Bay
 from vllm_rig.checkpoints import Checkpoints
 from vllm_rig.daemon import Daemon
@@ -20,6 +21,7 @@ from vllm_rig.server import Server
 from vllm_rig.stored_pages import StoredPages
 
 _TEST_S = 600
+_LOG_CHARACTERS = 12_000
 _ROOM = {"dram": "256MiB", "nvme_capacity": "512MiB", "nvme_segment": "16MiB", "grace_s": "0.1"}
 
 
@@ -49,10 +51,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if (stored_pages := used.get("stored_pages")) is not None:
         report.sections.append(("the daemon's status", stored_pages.described()))
     if (daemon := used.get("daemon")) is not None:
-        report.sections.append(("the daemon's log", daemon.tail()))
+        report.sections.append(("the daemon's log", _log_of(daemon)))
     if (bay := used.get("bay")) is not None and bay.log():
         report.sections.append(("the engine's log", bay.log()))
     return report
+
+
+def _log_of(daemon: Daemon | kvw.PrivateDaemon) -> str:
+    """The end of it. Some files have a private daemon in the place of the engines' one."""
+    if isinstance(daemon, Daemon):
+        return daemon.tail()
+    log = daemon.log_path  # gone with the daemon, where it is the fixture's end that failed
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return text[-_LOG_CHARACTERS:]
 
 
 @pytest.fixture(scope="session")
