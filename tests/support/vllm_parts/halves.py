@@ -15,7 +15,7 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
 from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
@@ -83,8 +83,16 @@ class Engine:
         stages = (self.groups, *self.later_stages)
         layers = [name for groups in stages for group in groups() for name in group.layer_names]
         shape = {"ranks": self.ranks, "stages": len(stages)}
-        # A guess of the prefill rate must not decide what these tests load.
-        extra = {"address": self.address, "weights": "w", "load": "always", **self.settings}
+        # Neither a guess of the prefill rate nor how busy the machine is must decide what these
+        # tests load and store.
+        extra = {
+            "address": self.address,
+            "weights": "w",
+            "load": "always",
+            "load_timeout_s": DEADLINE_S,
+            "store_timeout_s": DEADLINE_S,
+            **self.settings,
+        }
         chosen = read_settings(
             {f"kvwarehouse.{name}": value for name, value in extra.items()}, self.role
         )

@@ -17,7 +17,7 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_connectors.vllm.weights_watch import WeightsNews
 from kvwarehouse_connectors.vllm_tier.handover import EngineLink, handed_over
 from kvwarehouse_connectors.vllm_tier.rank_rows import GroupRows, RankRows
@@ -77,7 +77,8 @@ def offloading(tier: dict[str, Any] | None = None, **parallel: Any) -> Offloadin
 
 
 def entry(address: str, **settings: Any) -> dict[str, Any]:
-    given = {"address": address, "weights": "w", **settings}
+    bounds = {"load_timeout_s": DEADLINE_S, "store_timeout_s": DEADLINE_S}
+    given = {"address": address, "weights": "w", **bounds, **settings}
     return {
         "type": "WarehouseTier",
         "module_path": "kvwarehouse_connectors.vllm_tier",

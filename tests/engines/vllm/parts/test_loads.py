@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.vllm import loads as module
@@ -46,7 +46,7 @@ class Rows:
     ) -> kvw.Loaded:
         self.threads.add(threading.get_ident())
         if self.held == ("second" if run.position else "first"):
-            assert self.gate.wait(30)
+            assert self.gate.wait(DEADLINE_S)
             raise kvw.TransportError("held up", code="test")
         out = np.empty((len(run.blocks) - begin, PAGE), np.uint8)
         loaded = space.load(keys=run.key_runs(begin), out=out, shard=shard, timeout_s=timeout_s)
@@ -109,7 +109,7 @@ def world(
         memory, results = Rows(np.zeros((2 * PAGES, PAGE), np.uint8)), Results()
         self_test: Any = AnyWay()
         memories: Any = [memory]
-        loads = Loads(connection, self_test, memories, results, LoadOptions(False, 0, 5.0))
+        loads = Loads(connection, self_test, memories, results, LoadOptions(False, 0, DEADLINE_S))
         blocks = rng.sample(range(2 * PAGES), PAGES)
         order = LoadOrder("r", (PageRun(0, keys, blocks, True),))
         yield World(memory, loads, results, order, pages, client)

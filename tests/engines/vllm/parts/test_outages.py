@@ -37,6 +37,7 @@ def test_engine_without_a_daemon_computes_and_shares_once_there_is_one(
         serving.remove()
 
 
+@pytest.mark.usefixtures("end_is_seen")
 def test_pages_in_dram_are_loaded_from_a_daemon_that_was_killed(
     serving: Serving, rng: random.Random
 ) -> None:
@@ -49,6 +50,7 @@ def test_pages_in_dram_are_loaded_from_a_daemon_that_was_killed(
         assert same(engine.pages(blocks), content)
 
 
+@pytest.mark.usefixtures("end_is_seen")
 def test_stores_are_dropped_and_counted_while_there_is_no_daemon(
     serving: Serving, rng: random.Random
 ) -> None:

@@ -233,6 +233,7 @@ def test_engine_that_was_reset_hands_nothing_over_to_others(
     assert counts(engine) == {"handoff_other_prompt": 1}
 
 
+@pytest.mark.usefixtures("end_is_seen")
 def test_nobody_waits_when_the_daemon_is_gone(
     serving: Serving, rng: random.Random, clock: Clock
 ) -> None:
