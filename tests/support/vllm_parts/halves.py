@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
+from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.vllm.settings import read_settings
@@ -65,6 +66,29 @@ def engine_config(
     )
 
 
+class Stores:
+    """What a worker gave its storing thread, and what that has told of: the last thing it does of a
+    store, behind the daemon, which shows pages to everybody as soon as it has them."""
+
+    def __init__(self, queue: StoreQueue) -> None:
+        self._put, self._on_stored = queue.put, queue._on_stored
+        self._given = self._told = 0
+        queue.put, queue._on_stored = self._gives, self._tells  # type: ignore[method-assign]
+
+    @property
+    def over(self) -> bool:
+        return self._told == self._given
+
+    def _gives(self, *arguments: Any) -> bool:
+        taken = self._put(*arguments)
+        self._given += taken
+        return taken
+
+    def _tells(self, *arguments: Any) -> None:
+        self._on_stored(*arguments)
+        self._told += 1
+
+
 @dataclass
 class Engine:
     """One scheduler and its ranks. groups: as vLLM has them; each rank has caches of its own, and
@@ -98,6 +122,7 @@ class Engine:
         )
         self.caches: list[Caches] = []
         self.workers: list[WorkerSide] = []
+        self.stores: list[Stores] = []
         self.models: list[torch.nn.Module] = []
         for rank in range(len(stages) * self.ranks):
             cache = caches(stages[rank // self.ranks](), KVCacheLayout.LBHNC, BLOCKS)
@@ -105,6 +130,8 @@ class Engine:
             worker = WorkerSide(engine_config(layers, rank=rank, **shape), cache.config, chosen)
             self.models.append(self.model())
             worker.register(cache.by_layer, [self.models[-1]])
+            assert worker._store_queue is not None
+            self.stores.append(Stores(worker._store_queue))
             self.caches.append(cache)
             self.workers.append(worker)
         self.scheduler = SchedulerSide(
@@ -164,13 +191,19 @@ class Engine:
         request.num_computed_tokens += tokens
 
     def stored(self, request: Any, tokens: int) -> None:
-        """Waits until a prompt's first tokens are there for the next one who asks."""
+        """Waits until a prompt's first tokens are there for the next one who asks, and the workers
+        have done with storing them."""
 
         def found() -> bool:
             self.step()
             return self.promised(request) >= tokens
 
         eventually(found, f"{tokens} tokens are stored")
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until whatever was given to be stored is stored, or is not, and was told of."""
+        eventually(lambda: all(one.over for one in self.stores), "stores that are over")
 
     def promised(self, request: Any, local_tokens: int = 0) -> int:
         """What the scheduler would load for this request; it is forgotten again."""

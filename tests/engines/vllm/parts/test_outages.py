@@ -56,7 +56,7 @@ def test_stores_are_dropped_and_counted_while_there_is_no_daemon(
 ) -> None:
     with Engine(serving.address, one_group) as engine:
         stored_prompt(engine, rng)
-        eventually(engine.workers[0].stats, "the first store is counted")
+        assert engine.workers[0].stats(), "the first store is counted"
         serving.kill()
         eventually(lambda: engine.workers[0]._connection.control() is None, "its end is seen")
         one = request(tokens(rng, 160), name="third")

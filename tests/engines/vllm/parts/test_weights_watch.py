@@ -112,9 +112,7 @@ class Life:
         return request([*ids, *range(_PROMPT), 1], name=f"r{self.names}")
 
     def _settle(self) -> None:
-        """Until what was given to be stored is stored, or is not."""
-        rings = [worker._store_queue._ring for worker in self.engine.workers]
-        eventually(lambda: not any(ring.used_bytes for ring in rings), "stores that are done")
+        self.engine.settle()
         self.engine.step()
 
     def _spoil(self, value: int = _MIXED) -> None:
