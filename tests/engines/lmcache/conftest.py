@@ -15,12 +15,16 @@ pytest.importorskip("lmcache", reason="needs LMCache: make test-lmcache installs
 # Before anything of LMCache. Its own reports to its makers, and its banner.
 os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_DISABLE_BANNER="1")
 
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_connectors.core import daemon_connection
+from kvwarehouse_connectors.lmcache import adapter_core, page_store
 from lmcache_rig.server import Client, LMCacheServer
 from lmcache_rig.storage import Storage
 
 _TEST_S = 240
 _ROOM = {"dram": "64MiB", "nvme_capacity": "128MiB", "nvme_segment": "8MiB"}
+_STALLED_S = daemon_connection._STALLED_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,6 +32,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(_TEST_S))
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, also where the machine is so busy that a thread, or the daemon, gets no turn
+    for seconds."""
+    monkeypatch.setattr(adapter_core, "_LOOKUP_S", DEADLINE_S)
+    monkeypatch.setattr(page_store, "_REGISTER_S", DEADLINE_S)
+    monkeypatch.setattr(daemon_connection, "_CALL_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr(daemon_connection, "_STALLED_S", DEADLINE_S)
+
+
+@pytest.fixture
+def end_is_seen(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that end or stop their daemon: the connector takes its silence for that as soon as
+    it does in LMCache's server."""
+    monkeypatch.setattr(daemon_connection, "_STALLED_S", _STALLED_S)
 
 
 @pytest.fixture(scope="module")

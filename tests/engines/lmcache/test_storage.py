@@ -98,13 +98,16 @@ def test_a_chunk_damaged_in_dram_and_on_nvme_ends_the_prefix_before_it(
     assert storage.status()["locked_chunks"] == 0
 
 
+@pytest.mark.usefixtures("end_is_seen")
 def test_a_daemon_killed_again_and_again_costs_misses_alone(
     start: Any, serving: Serving, seed: int
 ) -> None:
     storage = start(serving.address)
     kept: dict[int, list[bytes]] = {}
+    ended = 0
     for turn in range(ROUNDS):
         if turn % 3 == 1:
+            ended = storage.incarnation()
             serving.kill()
         before = storage.totals().get("stored_chunks", 0)
         chunks = storage.store(keys(seed + 100 * turn), seed + turn)
@@ -116,7 +119,11 @@ def test_a_daemon_killed_again_and_again_costs_misses_alone(
             assert back.chunks == expected[: len(back.chunks)]
         if turn % 3 == 2:
             serving.start()
-            eventually(lambda: storage.status()["is_healthy"], "that the daemon is seen")
+            # The one that was killed may seem healthy still.
+            eventually(
+                lambda e=ended: storage.incarnation() != e and storage.status()["is_healthy"],
+                "that the daemon is seen",
+            )
     assert len(kept) >= ROUNDS // 3
     for turn, expected in kept.items():
         named = keys(seed + 100 * turn)
@@ -126,6 +133,7 @@ def test_a_daemon_killed_again_and_again_costs_misses_alone(
     assert storage.status()["locked_chunks"] == 0
 
 
+@pytest.mark.usefixtures("end_is_seen")
 def test_a_stopped_daemon_is_not_waited_for(start: Any, serving: Serving, seed: int) -> None:
     # Bounds as far off as they may be: who waits for them fails.
     storage = start(serving.address, load_timeout_s=120, store_timeout_s=120)
@@ -161,6 +169,7 @@ def test_a_full_warehouse_makes_room_and_lmcache_goes_on(
         assert storage.prefetch(keys(seed, 4), layout=layout).l2 == 0
 
 
+@pytest.mark.usefixtures("end_is_seen")
 def test_a_policy_that_empties_the_l1_keeps_what_the_warehouse_did_not_take(
     start: Any, serving: Serving, seed: int
 ) -> None:

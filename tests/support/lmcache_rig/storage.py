@@ -74,6 +74,11 @@ class Storage:
         status: dict[str, Any] = self.adapter.report_status()
         return status
 
+    def incarnation(self) -> int:
+        """Of the daemon that the connector has found last."""
+        client = self.adapter._core._connection.client
+        return int(client.control().incarnation)
+
     def totals(self) -> dict[str, int]:
         totals: dict[str, int] = self.status()["totals"]
         return totals
