@@ -21,12 +21,15 @@ os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_ex
 
 from sglang.srt.plugins import load_plugins
 
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from kvwarehouse_bench.harness.serving import Serving
-from sglang_rig.engine import Engine, Rank, config, join_ranks
+from kvwarehouse_connectors.core import daemon_connection
+from sglang_rig.engine import PATIENCE, Engine, Rank, config, join_ranks
 from sglang_rig.pools import Shape
 
 _TEST_S = 300
 _ROOM = {"dram": "64MiB", "nvme_capacity": "128MiB", "nvme_segment": "8MiB"}
+_STALLED_S = daemon_connection._STALLED_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,6 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> None:
     load_plugins()  # as SGLang's scheduler process begins
     join_ranks(Rank(tmp_path_factory.mktemp("ranks") / "one"))
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, bound in PATIENCE:
+        monkeypatch.setattr(module, bound, DEADLINE_S)
+
+
+@pytest.fixture
+def end_is_seen(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that end or stop their daemon: the connector takes its silence for that as soon as
+    it does in an engine."""
+    monkeypatch.setattr(daemon_connection, "_STALLED_S", _STALLED_S)
 
 
 @pytest.fixture(scope="module")

@@ -35,15 +35,18 @@ def test_without_a_daemon_the_engine_starts_computes_and_connects_when_there_is_
     assert engine.prefetch(tokens).tokens == 4 * PAGE
 
 
+@pytest.mark.usefixtures("end_is_seen")
 def test_a_daemon_killed_in_the_middle_costs_misses_and_is_used_again(
     start: Any, serving: Serving, seed: int
 ) -> None:
     """It is killed while backups and prefetches run, round after round."""
     engine = start(serving.address)
     kept: dict[int, list[bytes]] = {}
+    ended = 0
     for turn in range(ROUNDS):
         tokens = prompt(seed + turn, 4)
         if turn % 3 == 1:
+            ended = engine.incarnation()
             serving.kill()
         stored, pages = engine.store(tokens, seed + turn)
         if stored:
@@ -53,8 +56,10 @@ def test_a_daemon_killed_in_the_middle_costs_misses_and_is_used_again(
             assert back.pages == expected[: len(back.pages)]
         if turn % 3 == 2:
             serving.start()
+            # The one that was killed may seem alive still.
             eventually(
-                lambda: engine.storage._connection.control() is not None, "the daemon is seen"
+                lambda e=ended: engine.incarnation() != e and engine.storage._connection.control(),
+                "the daemon is seen",
             )
     assert len(kept) >= ROUNDS // 3
     eventually(
@@ -65,6 +70,7 @@ def test_a_daemon_killed_in_the_middle_costs_misses_and_is_used_again(
     )
 
 
+@pytest.mark.usefixtures("end_is_seen")
 def test_a_stopped_daemon_is_not_waited_for(start: Any, serving: Serving, seed: int) -> None:
     bounds = {"kvwarehouse.load_timeout_s": 500, "kvwarehouse.store_timeout_s": 500}
     engine = start(serving.address, **bounds)

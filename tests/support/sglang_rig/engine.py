@@ -19,9 +19,18 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from kvwarehouse_bench.harness.eventually import DEADLINE_S
+from kvwarehouse_connectors.core import daemon_connection
+from kvwarehouse_connectors.sglang import pools
 from sglang_rig.pools import PAGE, Shape, content, device_pool, fill_pages, host_pool, wipe
 
 THRESHOLD = PAGE
+PATIENCE = (
+    (pools, "_REGISTER_S"),
+    (daemon_connection, "_CALL_TIMEOUT_S"),
+    (daemon_connection, "_STALLED_S"),
+)
+"""Bounds of the connector's that a busy machine reaches, on which a daemon gets no turn for
+seconds."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,9 @@ def config(address: str, **more: Any) -> dict[str, Any]:
         "interface_v1": 1,
         "kvwarehouse.address": address,
         "kvwarehouse.weights": "noise",
+        # Bounds that no healthy machine reaches.
+        "kvwarehouse.load_timeout_s": DEADLINE_S,
+        "kvwarehouse.store_timeout_s": DEADLINE_S,
         **more,
     }
 
@@ -112,6 +124,10 @@ class Engine:
         """The backend, beneath SGLang's injector of failures where that is on."""
         found = self.controller.storage_backend
         return getattr(found, "_backend", found)
+
+    def incarnation(self) -> int:
+        """Of the daemon that the connector has found last."""
+        return int(self.storage._connection.client.control().incarnation)
 
     def attach(self) -> None:
         self.controller.attach_storage_backend(

@@ -13,7 +13,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import sglang_rig.absent  # noqa: F401 - before anything of SGLang
-from sglang_rig.engine import Engine, Rank, join_ranks, prompt
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
+from sglang_rig.engine import PATIENCE, Engine, Rank, join_ranks, prompt
 from sglang_rig.pools import PAGE, Shape
 
 
@@ -36,6 +37,8 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     rank = Rank(Path(given["rendezvous"]), given["tp_rank"], given["tp_size"])
     join_ranks(rank)
+    for module, bound in PATIENCE:
+        setattr(module, bound, DEADLINE_S)
     with Engine(Shape(**given["shape"]), given["extra"]) as engine:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
