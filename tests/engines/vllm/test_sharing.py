@@ -34,11 +34,8 @@ def test_pages_are_found_when_vllm_forgets_and_not_when_the_connector_does(
 def test_request_that_began_before_a_reset_stores_nothing_that_is_found_after_it(
     pair: Pair, rng: random.Random
 ) -> None:
-    ask = Ask(prompt(rng, 200), max_tokens=600)
-    begun = pair.engine.begin(ask)
-    begun.first()
-    assert pair.engine.call("forget", connector=True).result() is False, "its blocks were in use"
-    said = begun.answer()
+    ask = Ask(prompt(rng, 200), max_tokens=1000, resets=True)
+    said = pair.engine.ask(ask)
     following = Ask(ask.tokens + said.tokens)
     assert pair.reloaded(following).cached == 0
 

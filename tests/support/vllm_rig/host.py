@@ -41,7 +41,7 @@ class Host:
         prompt: dict[str, Any] = {"prompt_token_ids": ask.tokens}
         if ask.salt is not None:
             prompt["cache_salt"] = ask.salt
-        output = None
+        output, resets = None, ask.resets
         async for output in self._engine.generate(
             prompt, _sampling(ask), str(call), lora_request=self._adapter(ask)
         ):
@@ -49,7 +49,11 @@ class Host:
                 self._say(call, "first", None)
                 if ask.gives_up:
                     await self._engine.abort(str(call))
+                if resets:
+                    resets = False
+                    assert not await self.do_forget(call, True), "no block was in use any more"
         assert output is not None, "the engine answered nothing"
+        assert not resets, "it ended with its first token"
         return asdict(_answer(output))
 
     async def do_abort(self, call: int, of: int) -> None:

@@ -24,6 +24,9 @@ class Ask:
     gives_up: bool = False
     """Its client aborts it at its first token. From the process that hears the tokens: a test that
     is told of the first, and then aborts, may be a thousand tokens late on a busy machine."""
+    resets: bool = False
+    """The connector is reset at its first token, and the request is refused if vLLM could reset its
+    own cache then: no block was in use. From that process, too."""
 
 
 @dataclass(frozen=True)
