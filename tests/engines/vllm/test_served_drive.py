@@ -33,5 +33,5 @@ def test_drive_reports_what_vllm_streams_and_has_cached(
     }
     seconds = found["seconds"]
     assert [seconds[name]["count"] for name in ("ttft", "tpot", "whole")] == [6, 6, 6]
-    assert 6 <= seconds["itl"]["count"] <= 6 * 4, "tokens may come together"
+    assert seconds["itl"]["count"] <= 6 * 4, "tokens may come together, all of an answer too"
     assert 0 < seconds["ttft"]["p50"] <= seconds["ttft"]["max"] <= seconds["whole"]["max"]
