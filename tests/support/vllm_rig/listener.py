@@ -31,7 +31,8 @@ class Listener:
         }
 
     def heard(self, quiet_s: float = 1.0) -> list[Any]:
-        """Events, in their order, until none has come for so long."""
+        """Events, in their order, until none has come for so long. On a busy machine that says
+        nothing of what is to come: who waits for an event asks again."""
         found: list[Any] = []
         end = time.monotonic() + quiet_s
         while time.monotonic() < end:
