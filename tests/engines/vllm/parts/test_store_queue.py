@@ -84,7 +84,8 @@ class Warehouse:
 
 
 def settings(staging: int = 8 * PAGE) -> Settings:
-    return read_settings({"kvwarehouse.staging_bytes": staging}, "kv_both")
+    extra = {"kvwarehouse.staging_bytes": staging, "kvwarehouse.store_timeout_s": DEADLINE_S}
+    return read_settings(extra, "kv_both")
 
 
 @pytest.fixture
