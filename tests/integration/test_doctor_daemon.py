@@ -11,7 +11,7 @@ import pytest
 import kvwarehouse as kvw
 import kvwarehouse_connectors.doctor.look as look
 from kvwarehouse.host import Finding, Verdict
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of
 from kvwarehouse_connectors.doctor.facts import Facts, PageFacts
@@ -116,12 +116,14 @@ def test_killed_daemon_is_told_from_none(serving: Serving) -> None:
 def test_stopped_daemon_does_not_hold_the_doctor(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "_CALL_TIMEOUT_S", 0.2)
-    serving.pause()
-    try:
-        found = judged(serving.address)
-    finally:
-        serving.resume()
+    with monkeypatch.context() as patch:
+        patch.setattr(look, "_CALL_TIMEOUT_S", 0.2)
+        serving.pause()
+        try:
+            found = judged(serving.address)
+        finally:
+            serving.resume()
+    monkeypatch.setattr(look, "_CALL_TIMEOUT_S", DEADLINE_S)  # one that goes on has the time to
     assert found["socket"].verdict is Verdict.OK
     assert found["daemon"].verdict is Verdict.FAIL
     assert judged(serving.address)["daemon"].verdict is Verdict.OK
