@@ -132,6 +132,7 @@ def test_bundle_of_a_daemon_that_hangs_has_what_needs_no_answer(
 ) -> None:
     with daemon(tmp_path) as (process, serving, _):
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # on a busy machine it goes on behind it
         texts, figures, _ = bundles.make("--socket", serving.socket, "--timeout", "1")
         assert process.poll() is None
         process.send_signal(signal.SIGCONT)
