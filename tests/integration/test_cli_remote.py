@@ -25,7 +25,9 @@ from testkit.served import Served
 
 pytestmark = pytest.mark.usefixtures("listed_without_pauses")
 
-TODAY = int(time.time() // 86400)
+
+def day_of(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(time_s))
 
 
 @dataclass
@@ -37,10 +39,11 @@ class Place:
     flags: tuple[str, ...]
 
     def fill(self, rng: random.Random, count: int, days: tuple[int, ...] = (0,)) -> list[PagesName]:
-        made = []
+        """`days`: how many days ago, in turns. As of now: a run may go on over midnight."""
+        made, today = [], int(time.time() // 86400)
         for at in range(count):
             space = bytes([at % 2]) * 16
-            name, data = made_object(self.secret, space, TODAY - days[at % len(days)], rng)
+            name, data = made_object(self.secret, space, today - days[at % len(days)], rng)
             self.store.put(self.names.pages(name), data)
             made.append(name)
         return made
@@ -149,7 +152,7 @@ def test_check_counts_and_verifies_what_is_there(
     total = sum(place.path(name).stat().st_size for name in names)
     assert (found["objects"], found["bytes"]) == (10, total)
     assert sum(day["objects"] for day in found["days"].values()) == 10
-    assert time.strftime("%Y-%m-%d", time.gmtime(TODAY * 86400)) in found["days"]
+    assert set(found["days"]) == {day_of(name.day * 86400) for name in names}
     assert set(found["namespaces"]) == {(b"\0" * 16).hex(), (b"\1" * 16).hex()}
     assert found["verified"] == {
         "objects": 10, "bytes": total, "pages": 40, "gone": 0, "damaged": 0
@@ -271,18 +274,18 @@ def test_gc_makes_room_in_a_store_that_is_full(
 ) -> None:
     """Incident: it put a small object first, to know the time, and a full store took none."""
     names = place.fill(rng, 3, days=(9, 1, 0))
+    newest_s = max(place.path(name).stat().st_mtime for name in names)
     if has_nodes:
         place.store.put(place.names.node(1), b"-")
-        times = (time.time() - 86400,) * 2
-        os.utime(place.folder / place.names.node(1), times)  # of yesterday
+        newest_s = time.time() - 86400  # of yesterday
+        os.utime(place.folder / place.names.node(1), (newest_s, newest_s))
     full()
     status = main(["remote", "gc", *place.flags, "--json"])
     said = capsys.readouterr()
     assert status == Exit.OK
     assert json.loads(said.out)["objects"]["pages"] == 1
     assert "507" in said.err
-    day = time.strftime("%Y-%m-%d", time.gmtime(time.time() - (86400 if has_nodes else 0)))
-    assert f"as of {day}" in said.err
+    assert f"as of {day_of(newest_s)}" in said.err
     left = [item for item in place.files() if place.names.pages_of(item)]
     assert left == sorted(map(place.names.pages, names[1:]))
 
