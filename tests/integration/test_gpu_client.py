@@ -32,9 +32,7 @@ from testkit.device_suite import PAGE_BYTES, PAGES, SPACE, DeviceSuite, noise, p
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with Serving(
-        tmp_path_factory.mktemp("daemon"), dram="16MiB", limbo_after_s="0.3", grace_s="0.2"
-    ) as serving:
+    with Serving(tmp_path_factory.mktemp("daemon"), dram="16MiB", grace_s="0.2") as serving:
         yield serving
 
 
@@ -530,6 +528,12 @@ def dram(client: kvw.Client) -> Any:
     return core(client)["tiers"]["dram"]
 
 
+def unfinished(client: kvw.Client) -> int:
+    """Slots that somebody may still write to."""
+    found = dram(client)
+    return int(found["reserved_slots"] + found["limbo_slots"])
+
+
 def fill(client: kvw.Client, first: int) -> None:
     """More prompts than the arena has room for."""
     ns = client.open(SPACE)
@@ -546,13 +550,13 @@ def test_slots_that_a_killed_clients_device_may_write_to_are_nobodys_until_the_g
         serving.connect(timeout_s=60) as client,
         victim(serving, cuda_driver, "store") as process,
     ):
-        eventually(
-            lambda: dram(client)["reserved_slots"] == PAGES, "the device has slots to write to"
-        )
+        # Of a page that is not finished in time they are in limbo, whoever lives.
+        eventually(lambda: unfinished(client) == PAGES, "the device has slots to write to")
         process.kill()
         eventually(lambda: dram(client)["limbo_slots"] == PAGES, "they are in limbo")
         fill(client, 1000)
-        assert dram(client)["limbo_slots"] == PAGES
+        # Slots that this client had for too long may be there, for a moment.
+        eventually(lambda: dram(client)["limbo_slots"] == PAGES, "they are still nobody's")
 
 
 @pytest.mark.timeout(240)
@@ -560,13 +564,9 @@ def test_slots_of_a_killed_clients_device_come_back_after_the_grace(
     cuda_driver: Path, serving: Serving, client: kvw.Client, ns: Any
 ) -> None:
     with victim(serving, cuda_driver, "store") as process:
-        eventually(
-            lambda: dram(client)["reserved_slots"] == PAGES, "the device has slots to write to"
-        )
+        eventually(lambda: unfinished(client) == PAGES, "the device has slots to write to")
         process.kill()
-    eventually(
-        lambda: dram(client)["reserved_slots"] + dram(client)["limbo_slots"] == 0, "they are free"
-    )
+    eventually(lambda: unfinished(client) == 0, "they are free")
     assert ns.store(prompt(1), noise(1), timeout_s=60).stored == PAGES
 
 
