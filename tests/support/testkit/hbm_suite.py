@@ -14,7 +14,7 @@ import numpy as np
 import kvwarehouse as kvw
 import kvwarehouse.gpu
 from kvwarehouse_bench.harness.client_process import ClientProcess
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.accounting import counters_of
 from testkit.device_suite import (
@@ -204,6 +204,8 @@ class HbmSuite:
             assert from_hbm(client) - before == PAGES
             assert by_tier(ns)["hbm"] == PAGES
             serving.start()
+            # A lookup waits for 20 ms of a new daemon's hello, and else has the old memory.
+            assert client.refresh(timeout_s=DEADLINE_S)
             assert by_tier(ns)["hbm"] == 0, "the new daemon begins with an empty pool"
             load_until_hbm(device, client, 1, 1)
             assert core(client)["incarnation"] == 2
