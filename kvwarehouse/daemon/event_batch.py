@@ -58,7 +58,7 @@ def hash_of(key: bytes) -> int:
 
 
 def empty_batch() -> bytes:
-    """A batch that says nothing, for a subscriber to see that it missed something, or did not."""
+    """A batch that says nothing: what a stream has said before its first."""
     return _packed([])
 
 

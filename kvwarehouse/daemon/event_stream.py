@@ -4,8 +4,9 @@ tiers, and a ROUTER socket that says again what a subscriber missed.
 A message is [topic, sequence number (8 bytes, big-endian), batch]. Numbers rise by one, also over
 restarts of the daemon (they begin with the wall clock's microseconds), because a subscriber passes
 over numbers that are not above its last. A stream begins with AllBlocksCleared and all that is
-stored; so does every restart, and what follows a loss. An idle stream repeats its last number with
-an empty batch, so that one who missed the last message, or joined late, notices.
+stored; so does every restart, and what follows a loss. An idle stream says its last message again,
+number and batch: one who joined late, or missed more, notices, and one who missed that alone, to
+whom its number is the next, has it then.
 
 A request for replay is [(empty), number]; the answer is [(empty), number, batch] for each batch
 from there on, and ends with number -1 and an empty batch. What is not buffered any more is said
@@ -52,7 +53,7 @@ PACE_S: Final = 0.01
 """Between batches: what happens in this time travels together."""
 
 IDLE_S: Final = 2.0
-"""After this long without a batch, the last number is said again."""
+"""After this long without a batch, the last one is said again."""
 
 REPLAY_S: Final = 60.0
 """How long one subscriber may take to be told what it missed; others wait meanwhile."""
@@ -80,6 +81,7 @@ class EventStream:
         self._wanted = config.kv_events_namespace
         self._topic = config.kv_events_topic.encode("utf-8")
         self._buffer = ReplayBuffer(config.kv_events_buffer_bytes, time.time_ns() // 1000)
+        self._last = empty_batch()  # of the PUB socket's thread: what was said last
         self._stopping = threading.Event()
         self._chosen: NamespaceRecord | None = None
         self._changed = threading.Lock()  # guards _chosen, _feed and _counts
@@ -210,7 +212,7 @@ class EventStream:
                 self._stopping.wait(PACE_S)
             elif now - said_at > IDLE_S:
                 said_at = now
-                self._send(self._buffer.next - 1, empty_batch())
+                self._send(self._buffer.next - 1, self._last)
 
     def _publish_some(self) -> bool:
         with self._changed:
@@ -246,6 +248,7 @@ class EventStream:
 
     def _publish(self, batch: EventBatch) -> None:
         self._count(batches=1, stored=batch.stored, removed=batch.removed)
+        self._last = batch.payload
         self._send(self._buffer.add(batch), batch.payload)
 
     def _send(self, number: int, payload: bytes) -> None:

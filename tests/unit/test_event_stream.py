@@ -193,6 +193,17 @@ def test_replay_that_takes_too_long_is_ended_and_may_be_asked_for_again(
     eventually(lambda: rig.stream.status().replays == replays + 1, "it is counted")
 
 
+@pytest.mark.usefixtures("soon")
+def test_subscriber_that_missed_the_last_message_alone_is_told_it_again(rig: Rig) -> None:
+    """Incident: the number was said again with an empty batch. To who had all before it that is the
+    next number and no gap: the batch was empty, and its blocks were never known."""
+    rig.stream.start()
+    rig.knows(1, 2)
+    rig.warehouse.feeds[0].says.put([stored(3)])
+    eventually(lambda: rig.subscriber.drop() == 1, "the last message is thrown away")
+    rig.knows(1, 2, 3)
+
+
 def test_end_of_the_stream_closes_its_feed_and_sockets(rig: Rig) -> None:
     rig.stream.start()
     rig.knows(1, 2)
