@@ -131,9 +131,12 @@ def test_subscriber_that_missed_messages_asks_for_them_and_knows_again(serving: 
         store(client, 1, 3)
         agrees(subscriber, client)
         gaps, clears = subscriber.gaps, subscriber.clears
+        # Two, as an idle stream says the last one again: who missed that alone knows it then.
         store(client, 2, 3)
-        eventually(lambda: subscriber.drop(), "a message that is thrown away")
+        eventually(lambda: subscriber.drop() >= 1, "a message that is thrown away")
         store(client, 3, 3)
+        eventually(lambda: subscriber.drop() >= 2, "another one")
+        store(client, 4, 3)
         agrees(subscriber, client)
         assert subscriber.gaps > gaps
         assert subscriber.clears == clears  # from the buffer: nothing was said anew

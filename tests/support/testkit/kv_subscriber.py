@@ -35,6 +35,7 @@ class KvSubscriber:
         self.tokens: dict[int, list[int]] = {}
         self.last: int | None = None
         self.topics: set[bytes] = set()
+        self._thrown_away = 0  # the highest number of them
         self.gaps = self.replayed = self.clears = 0
         self.problems: list[str] = []
 
@@ -58,13 +59,14 @@ class KvSubscriber:
         return count
 
     def drop(self) -> int:
-        """Throws away what has come, as a subscriber that was too slow. How many messages that it
-        did not know: a replay has said some of them already."""
-        count = 0
+        """Throws away what has come, as a subscriber that was too slow. How many messages it has
+        missed since the last that it knows, which there has to be; an idle stream says the last of
+        them again, and a replay has said some already."""
+        assert self.last is not None
         while self._sub.poll(0):
             _, number, _ = self._sub.recv_multipart()
-            count += self.last is None or _NUMBER.unpack(number)[0] > self.last
-        return count
+            self._thrown_away = max(self._thrown_away, _NUMBER.unpack(number)[0])
+        return max(0, self._thrown_away - self.last)
 
     def ask(self, start: int) -> None:
         """Applies what the replay endpoint says from `start` on."""
