@@ -15,7 +15,7 @@ import kvwarehouse.aio
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
 from testkit.served import Served
-from testkit.tcp import TOKEN
+from testkit.tcp import TOKEN, T
 
 SPACE = kvw.Namespace(
     model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=65536
@@ -68,12 +68,12 @@ def test_missing_or_wrong_token_is_refused_when_connecting(
 
 def test_certificate_of_nobody_we_trust_is_refused(address: str) -> None:
     with pytest.raises(kvw.TransportError, match="certificate is not trusted"):
-        kvw.connect(address, token=TOKEN, tls=True, timeout_s=5)
+        kvw.connect(address, token=TOKEN, tls=True, timeout_s=T)
 
 
 def test_plain_connection_to_a_tls_port_is_refused(address: str) -> None:
     with pytest.raises(kvw.TransportError, match="may want TLS"):
-        kvw.connect(address, token=TOKEN, timeout_s=5)
+        kvw.connect(address, token=TOKEN, timeout_s=T)
 
 
 def test_tls_to_a_port_without_it_is_refused_by_that_name(
@@ -82,7 +82,7 @@ def test_tls_to_a_port_without_it_is_refused_by_that_name(
     with Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served:
         port = served.events("ready")[0]["listen"].rpartition(":")[2]
         with pytest.raises(kvw.TransportError, match="does not speak TLS"):
-            kvw.connect(f"localhost:{port}", token=TOKEN, tls=certificate[0], timeout_s=5)
+            kvw.connect(f"localhost:{port}", token=TOKEN, tls=certificate[0], timeout_s=T)
 
 
 def test_missing_authority_file_is_refused_by_name(address: str) -> None:
