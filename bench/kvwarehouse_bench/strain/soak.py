@@ -189,6 +189,8 @@ class Soak:
         self.serving.start()
         with self.serving.connect_remote(timeout_s=60) as client:
             self.sessions_of_its_own = client.status()["core"]["sessions"]
+            for space in SPACES:  # what an operator names is there, however late the clients come
+                client.open(space)
         self.churn(until_s=self.seconds * 0.45, unrest=True)
         self.restart()  # the daemon that is watched has a start like any
         self.churn(until_s=self.seconds * (0.45 + WARM_UP), unrest=False)
