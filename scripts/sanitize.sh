@@ -14,7 +14,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_strin
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 # A client leaves the thread that registers behind when the process ends. A bus error of a process
 # that does not handle it is to end it, as a test checks.
-export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1:die_after_fork=0:report_thread_leaks=0:handle_sigbus=0}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1:die_after_fork=0:report_thread_leaks=0:handle_sigbus=0:suppressions=$PWD/native/tests/tsan.supp}
 
 module=OFF
 [ "$kind" = address ] && module=ON

@@ -2,16 +2,11 @@
 
 #include <thread>
 
-#include "base/clock.h"
-
 namespace kvw {
 
 namespace {
 
 constexpr int kReadTries = 4;  // one after the other, before others are let go first
-// A writer is in an entry for nanoseconds, but it can lose its processor there. One that died
-// leaves one entry odd: a reader that meets it waits so long.
-constexpr uint64_t kWriterPatienceNs = 20 * kMillisecondNs;
 
 }  // namespace
 

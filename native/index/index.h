@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/atomics.h"
+#include "base/clock.h"
 #include "base/fd.h"
 #include "base/types.h"
 #include "nvme/record.h"
@@ -25,6 +26,9 @@ inline constexpr uint64_t kIndexMagic = 0x3158444e49564bull;  // "KVINDX1"
 inline constexpr uint32_t kIndexVersion = 1;
 inline constexpr uint32_t kIndexWindow = 16;
 inline constexpr uint32_t kIndexPlaces = 2 * kIndexWindow;  // of a key
+// A writer is in an entry for nanoseconds, but it can lose its processor there. One that died
+// leaves one entry odd: a reader that meets it waits so long.
+inline constexpr uint64_t kWriterPatienceNs = 20 * kMillisecondNs;
 
 enum EntryFlag : uint16_t {
   kEntryUsed = 1,
