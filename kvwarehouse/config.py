@@ -262,7 +262,8 @@ class Config:
         30.0,
         settings.seconds(0.1, 3600),
         "How long the start waits for each answer of the disk under --nvme-dir, in seconds. "
-        "Beyond it the daemon serves without that tier, until its next start.",
+        "Beyond it the daemon serves without that tier, until its next start. Later it is how long "
+        "the ledger there is waited for.",
         "a disk that is busy answers in milliseconds, one that hangs never does",
     )
     limbo_after_s: float = setting(

@@ -16,12 +16,13 @@ import mmap
 import os
 import shlex
 import stat
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from kvwarehouse import trusted_path
 from kvwarehouse.config import Config
+from kvwarehouse.daemon.disk_calls import DiskCalls, LateDiskError
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import StorageError
 from kvwarehouse.host import filesystems, memory
@@ -298,21 +299,19 @@ def _is_tmpfs(path: str) -> bool:
 def answers(nvme_dir: str, timeout_s: float) -> bool:
     """True when a few of the blocks that a start begins with could be read, or could not, within
     `timeout_s`. Blocks for at most so long, changes nothing, raises nothing."""
-    done = threading.Event()
-    reads = threading.Thread(target=_read, args=(nvme_dir, done), name="nvme-answer", daemon=True)
-    reads.start()
-    return done.wait(timeout_s)
-
-
-def _read(nvme_dir: str, done: threading.Event) -> None:
     try:
-        segments = segment_files(nvme_dir)
-        some = {*segments[:1], *segments[len(segments) // 2 :][:1], *segments[-1:]}
-        for path in (*_files_in(nvme_dir)[:_FILES_READ], *some):
-            with contextlib.suppress(OSError):  # what the start will meet too
-                _read_block(path)
-    finally:
-        done.set()
+        DiskCalls(timeout_s).wait_for(partial(_read, nvme_dir))
+    except LateDiskError:
+        return False
+    return True
+
+
+def _read(nvme_dir: str) -> None:
+    segments = segment_files(nvme_dir)
+    some = {*segments[:1], *segments[len(segments) // 2 :][:1], *segments[-1:]}
+    for path in (*_files_in(nvme_dir)[:_FILES_READ], *some):
+        with contextlib.suppress(OSError):  # what the start will meet too
+            _read_block(path)
 
 
 def _files_in(folder: str) -> list[str]:

@@ -2,8 +2,8 @@
 epochs, tombstones of evicted keys, and how far the log may reach.
 
 Thread-safe. Everything is in memory; every change is committed to disk before it is returned,
-unless the disk refuses (full, read-only): then the ledger goes on in memory, says so, and writes
-all of it at the next change or `heal` that the disk takes.
+unless the disk refuses (full, read-only) or does not answer: then the ledger goes on in memory,
+says so, and writes all of it at the next change or `heal` that the disk takes.
 
 What is younger than a clear: a page reserved under its namespace's clear epoch or a later one. Of a
 namespace that is not in the ledger that is the floor, the epoch at the last loss of a ledger or
@@ -29,11 +29,13 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import lmdb
 
 from kvwarehouse.daemon import epoch_file, ledger_file
+from kvwarehouse.daemon.disk_calls import ANSWER_S, DiskCalls, LateDiskError
 from kvwarehouse.daemon.ledger_file import DamagedLedgerError, LedgerFile
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import CapacityError, InternalError, StorageError, UsageError
@@ -87,6 +89,7 @@ class _State:
 @dataclass
 class _Copy:
     path: str
+    calls: DiskCalls
     file: LedgerFile | None = None  # none: memory has what is not on its disk
 
     def close(self) -> None:
@@ -106,15 +109,21 @@ class Ledger:
         *,
         expected: bool,
         lazy: bool = False,
+        answer_s: float = ANSWER_S,
     ) -> None:
         """Reads the ledger (in a child process), or makes one, in each of `directories`; the first
         is the one that lives longest. All that any of them knows holds. `expected`: there are pages
         already, so that a missing ledger is a lost one. A damaged ledger, or one of another
         warehouse, is set aside; `lost` is True when none is left. `lazy`: nothing is written before
-        the first change, for a look at directories. Raises StorageError only for a ledger of a
+        the first change, for a look at directories. `answer_s`: how long a disk is waited for, by
+        every change too. Raises StorageError only for a ledger of a
         newer version, or beside an epoch file of one, which would be lost silently, or that cannot
         be probed."""
-        self._copies = [_Copy(os.path.join(path, ledger_file.FILE_NAME)) for path in directories]
+        self.calls = {path: DiskCalls(answer_s) for path in directories}
+        self._copies = [
+            _Copy(os.path.join(path, ledger_file.FILE_NAME), calls)
+            for path, calls in self.calls.items()
+        ]
         self._warehouse_id = warehouse_id
         self._log = log
         self._lock = threading.Lock()
@@ -302,9 +311,10 @@ class Ledger:
     # The rest is called with the lock held, or before anyone else has the object.
 
     def _write_epoch(self) -> bool:
-        directory = os.path.dirname(self._copies[0].path)
+        first = self._copies[0]
+        write = partial(epoch_file.write, os.path.dirname(first.path), self._warehouse_id)
         try:
-            epoch_file.write(directory, self._warehouse_id, self._state.epoch)
+            first.calls.wait_for(partial(write, self._state.epoch))
         except OSError:
             return False  # the ledger meets the same disk at once, and says what is wrong with it
         return True
@@ -347,9 +357,14 @@ class Ledger:
         try:
             if copy.file is None:
                 # Everything: after a refusal nobody knows what the old file lacks.
-                copy.file = LedgerFile(copy.path, self._everything())
+                made = partial(LedgerFile, copy.path, self._everything())
+                copy.file = copy.calls.wait_for(made)
             else:
-                copy.file.commit(puts, deletes)
+                copy.calls.wait_for(partial(copy.file.commit, puts, deletes))
+        except LateDiskError as error:
+            copy.file = None  # the late call has it still, and closes it
+            self._degrade(copy, error)
+            return False
         except (OSError, lmdb.Error) as error:
             self._degrade(copy, error)
             return False

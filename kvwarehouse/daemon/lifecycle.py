@@ -279,7 +279,13 @@ class Daemon:
         with ExitStack() as opened:
             with self._waiting_for(*places):
                 who = identity.establish(places, self._log, fleet)
-                ledger = Ledger(places, who.warehouse_id, self._log, expected=expected)
+                ledger = Ledger(
+                    places,
+                    who.warehouse_id,
+                    self._log,
+                    expected=expected,
+                    answer_s=config.nvme_answer_s,
+                )
             opened.callback(ledger.close)
             if config.remote:
                 from kvwarehouse.daemon.remote_clears import RemoteClears

@@ -422,7 +422,7 @@ class RemoteClears:
                     self._state, applied=dict(self._state.applied), owed=dict(self._state.owed)
                 )
                 self._is_changed = False
-            why = file.write(self._directories, self._warehouse_id, state)
+            why = file.write(self._ledger.calls, self._warehouse_id, state)
             if why and why != self._unsaved:
                 path = self._directories[0]
                 self._log.event(Event.REMOTE_CLEARS_UNSAVED, path=path, reason=why)

@@ -14,10 +14,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from kvwarehouse.atomic_file import write_atomic
 from kvwarehouse.daemon import ledger_file
+from kvwarehouse.daemon.disk_calls import DiskCalls
 from kvwarehouse.errors import StorageError
 from kvwarehouse.remote.names import EVERYTHING, ID_BYTES
 
@@ -91,14 +93,14 @@ def read(
     return found, damaged
 
 
-def write(directories: Sequence[str], warehouse_id: bytes, state: ClearsState) -> str:
+def write(directories: Mapping[str, DiskCalls], warehouse_id: bytes, state: ClearsState) -> str:
     """Durable on return in the first directory, which is the one that lives longest. Returns why it
-    is not, "": it is."""
+    is not, "": it is. Waits for each disk as long as its calls do."""
     data = _encode(warehouse_id, state)
     reasons = []
-    for directory in directories:
+    for directory, calls in directories.items():
         try:
-            write_atomic(os.path.join(directory, FILE_NAME), data)
+            calls.wait_for(partial(write_atomic, os.path.join(directory, FILE_NAME), data))
             reasons.append("")
         except OSError as error:
             reasons.append(str(error))

@@ -12,6 +12,7 @@ import os
 import signal
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -493,14 +494,56 @@ def test_ledger_on_a_disk_that_hangs_costs_the_tier_until_the_next_start(tmp_pat
         assert use.load(0) == PROMPT
 
 
+def test_ledger_on_a_disk_that_stops_answering_holds_nobody_up_and_catches_up(
+    tmp_path: Path,
+) -> None:
+    """Incident: who opened a new namespace waited for ever, with whatever the ledger locks: calls
+    over gRPC, clears, and after a minute the daemon's own loop, so that /healthz failed."""
+    faulty = FaultyDisk(tmp_path, tmp_path / "nvme" / "ledger.mdb")
+    other = replace(SPACE, model="opened meanwhile")
+    nodes = list(range(PROMPT))
+    with used(faulty_serving(tmp_path, faulty, nvme_answer_s="1")) as use:
+        use.store(2)
+        use.flush()
+        use.client.clear(SPACE)
+
+        def ledger() -> str:
+            return str(use.client.status()["service"]["ledger_health"])
+
+        eventually(lambda: ledger() == "ok", "a busy machine's disk has answered")
+        faulty.set(delay_s=1000)
+        opened = use.client.open(other)
+        assert opened.store(nodes, pages_of(nodes, 0, 0, PAGE_BYTES), timeout_s=60).stored == PROMPT
+        assert ledger() == "in_memory"
+        assert "has not answered within 1 s" in use.client.status()["service"]["ledger_reason"]
+        with pytest.raises(kvw.StorageError, match="has not answered within 1 s") as caught:
+            use.client.clear(SPACE)
+        assert caught.value.code == "clear_not_durable"
+        use.check_says("ok")
+        use.store(1)
+        with use.serving.connect_remote() as client:
+            assert client.open(other).lookup(nodes).pages == PROMPT
+        faulty.heal()
+        eventually(lambda: ledger() == "ok", "the ledger has what it missed")
+        use.client.flush(60)
+        use.client.close()
+        use.serving.kill()
+        use.serving.lose_arena()
+        use.serving.start()
+        use.connect()
+        assert use.client.open(other).lookup(nodes).pages == PROMPT
+        assert [use.load(prompt) for prompt in range(3)] == [0, 0, PROMPT]
+
+
 def test_start_that_a_disk_keeps_waiting_says_so_and_ends_when_told(tmp_path: Path) -> None:
     """Incident: it waited without a word, and a SIGTERM did not end it."""
-    written = tmp_path / "nvme" / "ledger.mdb.new"  # after all that is asked before the start
+    written = tmp_path / "nvme" / "identity.copy"  # after all that is asked before the start
     faulty = FaultyDisk(tmp_path, written)
     with used(faulty_serving(tmp_path, faulty)) as use:
         use.store(1)
         use.client.close()
         assert use.serving.stop() == 0
+        written.unlink()  # the start makes it anew
         faulty.set(delay_s=1000)
         for answer_s in longer_bounds():
             use.serving.settings["nvme_answer_s"] = str(answer_s)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lmdb
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from kvwarehouse import core
 from kvwarehouse.daemon import ledger as module
 from kvwarehouse.daemon import ledger_file
+from kvwarehouse.daemon.disk_calls import DiskCalls, LateDiskError
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import CapacityError, StorageError, UsageError
@@ -637,6 +639,46 @@ def test_copy_whose_disk_refuses_is_told_and_catches_up(both: Kept, tmp_path: Pa
     now = facts(ledger)
     both.close()
     assert facts(Kept(tmp_path / "arena").open()) == now
+
+
+class LateCalls(DiskCalls):
+    """The first call is late for as long as `hangs`."""
+
+    def __init__(self, answer_s: float) -> None:
+        super().__init__(answer_s)
+        self.hangs = False
+        self.late: Callable[[], object] | None = None
+
+    def wait_for(self, call: Callable[[], Any]) -> Any:
+        if not self.hangs:
+            return super().wait_for(call)
+        self.late = self.late or call
+        raise LateDiskError(errno.ETIMEDOUT, "the disk has not answered")
+
+
+def test_ledger_goes_on_in_memory_when_its_disk_does_not_answer_and_catches_up(
+    both: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: it waited for the disk, and all who asked it for something waited for it."""
+    monkeypatch.setattr(module, "DiskCalls", LateCalls)
+    ledger = filled(both)
+    first, second = (cast(LateCalls, calls) for calls in ledger.calls.values())
+    first.hangs = True
+    assert ledger.raise_epoch([space(0).id]) == (2, False)
+    ledger.add(ledger.propose(space(2)))
+    ledger.heal()
+    assert (ledger.health, ledger.reason) == ("in_memory", "[Errno 110] the disk has not answered")
+    now = facts(ledger)
+    first.hangs = False
+    assert first.late is not None
+    assert second.late is None
+    first.late()  # what it was asked for happens in the end
+    ledger.heal()
+    assert ledger.health == "ok"
+    both.close()
+    assert facts(Kept(Path(both.directories[0])).open()) == now
+    assert facts(both.open()) == now
+    assert [event["event"] for event in both.events()] == ["ledger_degraded"]
 
 
 def test_epoch_survives_the_loss_of_the_whole_ledger_file(kept: Kept) -> None:

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 enum { READ_ERRNO, WRITE_ERRNO, SYNC_ERRNO, DELAY_US, EVERY, CORE_DELAY_US, STRUCK, WORDS };
+enum { SLICE_US = 20000 };
 
 static volatile int* words;
 static const char* path;
@@ -43,9 +44,12 @@ static int is_meant(int fd) {
 /* 0, or what the call fails with. */
 static int faulty(int fd, int which, int core) {
   if (words == NULL) return 0;
-  const int delay_us = words[core && words[CORE_DELAY_US] != 0 ? CORE_DELAY_US : DELAY_US];
+  volatile int* const delay = &words[core && words[CORE_DELAY_US] != 0 ? CORE_DELAY_US : DELAY_US];
+  const int delay_us = *delay;
   if ((words[which] == 0 && delay_us == 0) || !is_meant(fd)) return 0;
-  if (delay_us != 0) usleep((useconds_t)delay_us);
+  /* A disk that is healed answers what it has kept. */
+  for (int slept_us = 0; slept_us < delay_us && *delay == delay_us; slept_us += SLICE_US)
+    usleep(delay_us - slept_us < SLICE_US ? (useconds_t)(delay_us - slept_us) : SLICE_US);
   const int every = words[EVERY] > 0 ? words[EVERY] : 1;
   if (words[which] == 0 || __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) % every != 0) return 0;
   __atomic_add_fetch(&words[STRUCK], 1, __ATOMIC_RELAXED);
