@@ -41,6 +41,8 @@ _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE,
 service managers and the kernel short of memory, and say nothing about the file."""
 
 _PROBE: Final = str(Path(__file__).with_name("ledger_probe.py"))
+_FOR_THE_PROBE: Final = ("PATH", "PYTHON", "LD_")
+"""What the names of the variables that it is given begin with: no credentials are."""
 
 
 class DamagedLedgerError(Exception):
@@ -82,6 +84,7 @@ def _begin_probe(command: list[str]) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env={name: of for name, of in os.environ.items() if name.startswith(_FOR_THE_PROBE)},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

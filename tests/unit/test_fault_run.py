@@ -49,6 +49,19 @@ def test_inputs_of_fuzzers_are_no_faults() -> None:
     assert any(f"{LEAST:,}" in why for why in failures([ended(0)], many))
 
 
+def test_page_has_every_class_and_what_is_checked_after_it() -> None:
+    rows = GUARANTEES.read_text("utf-8").splitlines()
+    missing = [
+        each.name
+        for each in CLASSES
+        if not any(
+            row.startswith(f"| {each.name} | ") and row.endswith(f" | {each.holds} |")
+            for row in rows
+        )
+    ]
+    assert missing == []
+
+
 def test_step_that_fails_is_seen_and_what_it_counted_before_stays(tmp_path: Path) -> None:
     name = CLASSES[0].name
     code = f"from testkit import tally; tally.count({name!r}, 3); raise SystemExit(5)"

@@ -98,6 +98,11 @@ _DISK_HOLDS: Final = (
     " reported durable is there after a loss of power"
 )
 
+_FLUSHES_HOLD: Final = (
+    "DRAM serves, nothing that failed is called durable, the tier recovers by itself, and what was"
+    " reported durable is there after a loss of power"
+)
+
 _DICTIONARY_HOLDS: Final = (
     "every load is the dictionary's bytes or a miss, what was stored is there or counted as left,"
     " what was cleared stays away, what is found damaged is what was damaged"
@@ -439,7 +444,7 @@ CLASSES: Final = (
     FaultClass(
         "device lost its end (ext4 over a shortened file)",
         "never wrong",
-        _DISK_HOLDS,
+        "DRAM serves, and what the device has no more is a miss",
         live=True,
     ),
     FaultClass(
@@ -463,19 +468,19 @@ CLASSES: Final = (
     FaultClass(
         "flush of the disk failed (EIO)",
         "nothing lost",
-        _DISK_HOLDS,
+        _FLUSHES_HOLD,
         live=True,
     ),
     FaultClass(
         "read from the disk failed (EIO)",
         "never wrong",
-        _DISK_HOLDS,
+        "what cannot be read is a miss, and the tier takes and serves pages again by itself",
         live=True,
     ),
     FaultClass(
         "write or flush failed now and then (EIO)",
         "nothing lost",
-        _DISK_HOLDS,
+        _FLUSHES_HOLD,
         live=True,
     ),
     FaultClass(
@@ -487,7 +492,8 @@ CLASSES: Final = (
     FaultClass(
         "disk that hangs at a start",
         "nothing lost",
-        _DISK_HOLDS,
+        "DRAM serves, status, metrics and probes say so, the tier is back at the next start, and what"
+        " was reported durable is there after a loss of power",
         live=True,
     ),
     *(
