@@ -8,7 +8,13 @@ from typing import Any, Final
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from kvwarehouse.cli.connection import add_connection, connect_from, find_namespace, is_chosen
+from kvwarehouse.cli.connection import (
+    add_connection,
+    connect_from,
+    find_namespace,
+    is_chosen,
+    refuse_empty,
+)
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, console, print_json, print_table
 from kvwarehouse.errors import UsageError
@@ -144,21 +150,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repair", action="store_true", help="Quarantine what is damaged.")
     parser.add_argument(
-        "--nvme-dir", default="", metavar="DIR", help="Of a daemon that does not run: its segments."
+        "--nvme-dir", metavar="DIR", help="Of a daemon that does not run: its segments."
     )
     parser.add_argument(
-        "--arena-dir", default="", metavar="DIR", help="Of a daemon that does not run: its arena."
+        "--arena-dir", metavar="DIR", help="Of a daemon that does not run: its arena."
     )
     add_connection(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    report = _directories(args) if args.nvme_dir or args.arena_dir else _daemon(args)
+    report = _directories(args) if _names_directories(args) else _daemon(args)
     show(report, as_json=args.json, repaired=args.repair)
     if not report.has_damage:
         return Exit.OK
     return Exit.FOUND if report.left else Exit.REPAIRED
+
+
+def _names_directories(args: argparse.Namespace) -> bool:
+    for flag, given in (("--nvme-dir", args.nvme_dir), ("--arena-dir", args.arena_dir)):
+        refuse_empty(flag, given, without="the other directory or the daemon", code="bad_directory")
+    return args.nvme_dir is not None or args.arena_dir is not None
 
 
 def _daemon(args: argparse.Namespace) -> CheckReport:
@@ -181,7 +193,8 @@ def _directories(args: argparse.Namespace) -> CheckReport:
     from kvwarehouse.daemon.inspection import Inspection
     from kvwarehouse.daemon.logs import Log
 
-    with Inspection(args.nvme_dir, args.arena_dir, Log("text"), core) as inspection:
+    places = (args.nvme_dir or "", args.arena_dir or "")
+    with Inspection(*places, Log("text"), core) as inspection:
         report = CheckReport(inspection.recovery, inspection.findings)
         _follow(report, inspection.check(repair=args.repair))
     return report

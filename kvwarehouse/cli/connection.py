@@ -95,18 +95,34 @@ _ELSEWHERE: Final = (
 
 def is_chosen(args: argparse.Namespace) -> bool:
     """Whether an argument says which daemon."""
-    return bool(args.address or args.socket or args.name)
+    return any(given is not None for given in (args.address, args.socket, args.name))
 
 
 def address_from(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """--address, --socket or --name, else the environment's, else the daemon's own default."""
-    if args.address:
+    """--address, --socket or --name, else the environment's, else the daemon's own default. Raises
+    UsageError (code "bad_address") where one of the first three is empty."""
+    for flag, given in (
+        ("--address", args.address), ("--socket", args.socket), ("--name", args.name)
+    ):  # fmt: skip
+        refuse_empty(flag, given, without="the default daemon", code="bad_address")
+    if args.address is not None:
         return str(args.address)
-    if args.socket:
+    if args.socket is not None:
         return f"unix://{os.path.abspath(args.socket)}"
-    if args.name:
+    if args.name is not None:
         return f"unix://{default_socket(environ, args.name)}"
     return default_address(environ)
+
+
+def refuse_empty(flag: str, given: str | None, *, without: str, code: str) -> None:
+    """Empty text, as of a shell variable that is not set, names nothing; taken for no flag at all,
+    it would send a command to another warehouse than the one that was meant."""
+    if given == "":
+        raise UsageError(
+            f"{flag} is empty, as of a shell variable that is not set; say which, or leave it out"
+            f" for {without}",
+            code=code,
+        )
 
 
 def is_local(address: str) -> bool:

@@ -166,6 +166,36 @@ def test_empty_name_is_no_namespace_where_there_is_but_one(
         assert shown("status", "--json")[1]["core"]["index"]["pages"] == 10
 
 
+@pytest.mark.parametrize("flag", ["--address", "--socket", "--name"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("clear", "--all", "--yes"),
+        ("evict", "--all", "--pages", "9"),
+        ("drain",),
+        ("check", "--repair"),
+    ],
+)
+def test_empty_address_is_not_the_default_daemon(
+    served: Served, command: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Incident: `kvwarehouse clear --all --yes --address "$GPU7"`, of which the variable was not
+    set, cleared the warehouse of the host that it ran on."""
+    assert main([*command, flag, ""]) == Exit.USAGE
+    assert f"{flag} is empty" in capsys.readouterr().err
+    assert len(served.core.slots) == 13
+    assert not served.core.draining
+
+
+@pytest.mark.parametrize("flag", ["--nvme-dir", "--arena-dir"])
+def test_empty_directory_is_not_the_running_daemon(
+    served: Served, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Incident: `kvwarehouse check --repair --nvme-dir "$DIR"` without DIR repaired the daemon."""
+    assert main(["check", "--repair", flag, ""]) == Exit.USAGE
+    assert f"{flag} is empty" in capsys.readouterr().err
+
+
 def test_clear_removes_the_pages_of_one_namespace(served: Served, shown: Any) -> None:
     assert shown("clear", "alpha", "--yes", "--json") == (Exit.OK, {"cleared": 10})
     _, status = shown("status", "--json")
