@@ -17,7 +17,7 @@ from kvwarehouse.cli.connection import (
 )
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, console, print_json, print_table
-from kvwarehouse.errors import UsageError
+from kvwarehouse.errors import UsageError, WarehouseError
 from kvwarehouse.sizes import format_size
 from kvwarehouse.types import BadCopy, CheckProgress
 
@@ -53,6 +53,9 @@ Exit status 0: no damage. 4: damage is there, or is left in spite of --repair: w
 not read, and what the start of a check of directories found in them. 5: --repair found damage and
 quarantined all of it. A damaged page is never served either way: every load verifies,
 and a mismatch is a miss.
+
+A check that ends before its last page, as with its daemon, prints what it has found until then, and
+its exit status is that of what ended it, with damage or without. With --json "done" is false then.
 """
 
 
@@ -68,6 +71,8 @@ class CheckReport:
         self.findings = findings
         self.last = CheckProgress()
         self.bad: list[BadCopy] = []
+        self.ended_by: WarehouseError | None = None
+        """What ended it before its last page."""
         self._unread = 0  # io_error: the next start looks again, whatever was dropped
 
     def add(self, part: CheckProgress) -> None:
@@ -117,6 +122,7 @@ def _plain(report: CheckReport) -> dict[str, Any]:
         "quarantined": last.quarantined,
         "damaged": last.damaged,
         "left": report.left,
+        "done": last.done,
         "tiers": tiers,
         "bad": [{"key": bad.key, "tier": bad.tier, "reason": bad.reason} for bad in report.bad],
         "at_start": report.at_start,
@@ -162,6 +168,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     report = _directories(args) if _names_directories(args) else _daemon(args)
     show(report, as_json=args.json, repaired=args.repair)
+    if report.ended_by is not None:
+        raise _ended_early(report, report.ended_by)
     if not report.has_damage:
         return Exit.OK
     return Exit.FOUND if report.left else Exit.REPAIRED
@@ -201,6 +209,27 @@ def _directories(args: argparse.Namespace) -> CheckReport:
 
 
 def _follow(report: CheckReport, parts: Iterator[CheckProgress]) -> None:
+    """Until the last page, or what ends it before: hours of reading are not thrown away, and a
+    repair has quarantined by then."""
+    try:
+        _show_progress(report, parts)
+    except WarehouseError as error:
+        if not report.last.checked:
+            raise
+        report.ended_by = error
+
+
+def _ended_early(report: CheckReport, error: WarehouseError) -> WarehouseError:
+    last = report.last
+    return type(error)(
+        f"the check ended early, after {last.checked:,} copies of pages, {last.damaged:,} damaged:"
+        f" {error.message}",
+        code=error.code,
+        context=error.context,
+    )
+
+
+def _show_progress(report: CheckReport, parts: Iterator[CheckProgress]) -> None:
     columns = (TextColumn("checking: {task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("0 pages", total=None)

@@ -14,8 +14,10 @@ LONGEST_S: Final = 600.0
 """For a call that asks for more: a flush of a full write queue to a slow disk ends within this."""
 
 LONGEST_STREAM_S: Final = 3600.0
-"""For a stream, which its client moves all the time or is ended by the watchdog: a check of a large
-tier."""
+"""For a stream, which its client moves all the time or is ended by the watchdog."""
+
+LONGEST_CHECK_S: Final = 86_400.0
+"""For a check, which reads a whole tier: some hours at the speed of a disk, where it is large."""
 
 LONGEST_WATCH_S: Final = 86_400.0
 """For a stream that has no end of its own: whoever watches begins again once a day."""

@@ -11,6 +11,7 @@ One owner; a context manager.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kvwarehouse.daemon import directories, identity, ledger_file
-from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
+from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.identity import WarehouseIdentity
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.ledger_file import DamagedLedgerError
@@ -78,7 +79,8 @@ class Inspection:
 
     def check(self, *, repair: bool) -> Iterator[CheckProgress]:
         assert self._warehouse is not None, "enter it first"
-        return self._warehouse.check(None, repair=repair, deadline=Deadline(LONGEST_STREAM_S))
+        # As long as it takes: it keeps no place of a daemon, and says how far it is.
+        return self._warehouse.check(None, repair=repair, deadline=Deadline(math.inf))
 
     def _open_core(self, scratch: Path, who: WarehouseIdentity, ledger: Ledger) -> None:
         """Again with a larger index where the pages did not fit: what is not in it is not seen."""

@@ -13,7 +13,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvwarehouse.daemon.admission import Connections, Quota, Quotas, Refusals, caller_of
-from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
+from kvwarehouse.daemon.deadline import (
+    LONGEST_CHECK_S,
+    LONGEST_STREAM_S,
+    LONGEST_WATCH_S,
+    Deadline,
+)
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.watchdog import Watchdog, Watched
 from kvwarehouse.errors import CapacityError, InternalError, UsageError, WarehouseError
@@ -37,6 +42,7 @@ OTHER_CALLS: Final = SLOW_CALLS + WATCHES + HEALTH_WATCHES + QUICK_CALLS
 _STREAMS: Final = frozenset({"Store", "Load"})
 _SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check"})
 _OUR_WATCH: Final = f"/{SERVICE_NAME}/Watch"
+_CHECK: Final = f"/{SERVICE_NAME}/Check"
 _REFLECTION: Final = "/grpc.reflection."
 _HEALTH: Final = "/grpc.health."
 _HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
@@ -187,7 +193,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         if method in (_OUR_WATCH, _HEALTH_WATCH):
             deadline = Deadline.of(context, LONGEST_WATCH_S, default_s=LONGEST_WATCH_S)
         else:
-            deadline = Deadline.of(context, LONGEST_STREAM_S)
+            longest_s = LONGEST_CHECK_S if method == _CHECK else LONGEST_STREAM_S
+            deadline = Deadline.of(context, longest_s)
         with self._watchdog.watch(context, deadline, method) as stream:
             yield stream
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from kvwarehouse import wire
-from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
+from kvwarehouse.daemon.deadline import LONGEST_CHECK_S, Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import GrpcTransfer, span
@@ -206,7 +206,7 @@ class WarehouseService(wire.WarehouseServicer):
         self, request: pb.CheckRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.CheckResponse]:
         target = self._target(request)
-        deadline = Deadline.of(context, LONGEST_STREAM_S)
+        deadline = Deadline.of(context, LONGEST_CHECK_S)
         for part in self._warehouse.check(target, repair=request.repair, deadline=deadline):
             yield pb.CheckResponse(
                 checked=part.checked,

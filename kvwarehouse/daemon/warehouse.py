@@ -393,7 +393,8 @@ class DaemonWarehouse:
         while after >= 0:
             if deadline.passed:
                 raise TransportError(
-                    f"the check's deadline passed after {progress.checked} pages; give it more",
+                    f"the time of the check was over after {progress.checked} copies of pages;"
+                    " give the call more, or check one namespace at a time",
                     code="deadline",
                 )
             part = self._core.check(self.ordinal(record), after, _CHECK_PAGES, repair)

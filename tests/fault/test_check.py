@@ -8,7 +8,9 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import kvwarehouse as kvw
 from kvwarehouse.cli.check import CheckReport
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main
+from kvwarehouse.daemon import deadline as deadline_module
 from kvwarehouse.types import BadCopy, CheckProgress, TierCheck
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, page_of, pages_of
@@ -232,6 +235,19 @@ def test_segments_of_a_stopped_daemon_are_checked_and_not_changed(
     assert contents(serving.nvme_dir) == before
     serving.start()
     assert load(serving) == PAGES
+
+
+def test_check_of_directories_takes_as_long_as_it_takes(
+    serving: Serving, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: a large tier was never checked to its end, whether its daemon ran or not."""
+    serving.stop()
+    days = count()
+    clock = SimpleNamespace(monotonic=lambda: 86_400.0 * next(days))
+    monkeypatch.setattr(deadline_module, "time", clock)
+    status, report = offline(capsys, "--nvme-dir", serving.nvme_dir)
+    assert (status, report["done"]) == (Exit.OK, True)
+    assert report["tiers"]["nvme"]["pages"] == PAGES
 
 
 def test_repair_of_a_stopped_daemons_directories_lasts(

@@ -17,7 +17,7 @@ from kvwarehouse.cli import main
 from kvwarehouse.cli.connection import add_connection, address_from, find_namespace
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.client.connect import connect_grpc
-from kvwarehouse.errors import UsageError
+from kvwarehouse.errors import TransportError, UsageError
 from testkit.served import Served
 
 SPACES = [
@@ -246,6 +246,46 @@ def test_check_exits_with_4_and_names_what_is_damaged(served: Served, shown: Any
 def test_check_with_repair_quarantines(served: Served, shown: Any) -> None:
     _, report = shown("check", "--repair", "--json")
     assert report["quarantined"] == 1
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_check_that_ends_early_shows_what_it_has_found(
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    repair: bool,
+) -> None:
+    """Incident: hours of a check, its damaged pages among them, were lost with its connection."""
+    read = served.core.check
+
+    def read_once(ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]:
+        if after:
+            raise TransportError("the daemon is gone", code="deadline")
+        return {**read(ordinal, after, limit, repair), "next": 1}
+
+    monkeypatch.setattr(served.core, "check", read_once)
+    asked = ["check", *(["--repair"] if repair else [])]
+    assert main([*asked, "--json"]) == Exit.NO_DAEMON
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert (report["done"], report["checked"], report["damaged"]) == (False, 13, 1)
+    assert report["quarantined"] == int(repair)
+    assert "the check ended early, after 13 copies of pages, 1 damaged: " in shown.err
+    assert main(asked) == Exit.NO_DAEMON
+    assert f"{bytes(16).hex()}" in capsys.readouterr().out
+
+
+def test_check_that_began_nowhere_shows_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> dict[str, Any]:
+        raise TransportError("the daemon is gone", code="deadline")
+
+    monkeypatch.setattr(served.core, "check", refuse)
+    assert main(["check", "--json"]) == Exit.NO_DAEMON
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "ended early" not in shown.err
 
 
 @pytest.mark.parametrize(

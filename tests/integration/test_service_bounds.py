@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 from kvwarehouse import errors, wire
+from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.daemon import admission, interceptors, servers
 from kvwarehouse.daemon import deadline as deadline_module
 from kvwarehouse.daemon.deadline import Deadline
+from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
@@ -76,6 +78,30 @@ def test_every_call_has_a_deadline(given: float | None, longest: float) -> None:
 def test_wish_for_time_is_cut_to_what_remains() -> None:
     deadline = Deadline(10)
     assert [deadline.within_s(wanted_s) for wanted_s in (3, 100, 0)] == [3, 10, 10]
+
+
+def test_check_has_the_hours_that_a_large_tier_takes(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: a check of 8 TB ended after an hour, each time, and nothing could give it more."""
+    hours, watchdogs = [0.0], []
+    read, watch = served.core.check, Watchdog.watch
+    clock = SimpleNamespace(monotonic=lambda: 3600.0 * hours[0])
+    monkeypatch.setattr(deadline_module, "time", clock)
+
+    def watched(watchdog: Watchdog, *call: Any) -> Any:
+        watchdogs.append(watchdog)
+        return watch(watchdog, *call)
+
+    def read_slowly(ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]:
+        hours[0] += 7
+        watchdogs[-1].look()
+        return {**read(ordinal, after, limit, repair), "next": after + 1 if after < 2 else -1}
+
+    monkeypatch.setattr(Watchdog, "watch", watched)
+    monkeypatch.setattr(served.core, "check", read_slowly)
+    with connect_grpc(f"unix://{served.config.socket}") as client:
+        assert [part.done for part in client.check()] == [False, False, True]
 
 
 def load_request() -> pb.LoadRequest:
