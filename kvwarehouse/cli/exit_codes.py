@@ -13,6 +13,7 @@ class Exit(IntEnum):
     FOUND = 4
     REPAIRED = 5
     INTERRUPTED = 130
+    NO_READER = 141  # 128 + SIGPIPE, as of commands that die of it
 
 
 MEANINGS: dict[Exit, str] = {
@@ -24,6 +25,7 @@ MEANINGS: dict[Exit, str] = {
     " requests that failed",
     Exit.REPAIRED: "done, and damaged pages were found, none of which is left",
     Exit.INTERRUPTED: "interrupted",
+    Exit.NO_READER: "whoever read the output was gone before its end; what it came to is not known",
 }
 
 

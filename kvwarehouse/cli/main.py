@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (head, less) has seen enough; the interpreter must not complain at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
+        # Not OK: `set -o pipefail; kvwarehouse check | head && deploy` must not go on over damage.
+        return Exit.NO_READER
 
 
 def _run(given: list[str]) -> int:
