@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         space = selected(client, args)
         what = "all namespaces" if space is None else described(space)
         if not args.yes and not _agreed(f"Remove all pages of {what} at {client.address}?"):
-            print("nothing was cleared")
+            print("nothing was cleared", file=sys.stderr)
             return Exit.FAILED
         pages = client.clear(space, all=space is None, forget=args.forget)
     if args.json:
@@ -66,4 +66,9 @@ def _agreed(question: str) -> bool:
             "clear asks before it removes pages, and nobody is there to answer; add --yes",
             code="not_confirmed",
         )
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    # On stderr, where it is seen though the answer goes to a file. The end of input is a no.
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")

@@ -211,6 +211,39 @@ def test_clear_without_anyone_to_ask_removes_nothing(served: Served, shown: Any)
     assert shown("status", "--json")[1]["core"]["index"]["pages"] == 13
 
 
+class Terminal(io.StringIO):
+    """Somebody who types this, and then ends the input."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("typed", "status", "left"),
+    [("y\n", Exit.OK, 3), ("YES\n", Exit.OK, 3), ("n\n", Exit.FAILED, 13), ("\n", Exit.FAILED, 13),
+     ("", Exit.FAILED, 13)],
+)  # fmt: skip
+def test_clear_asks_on_stderr_and_takes_the_end_of_input_for_a_no(
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    typed: str,
+    status: Exit,
+    left: int,
+) -> None:
+    """Incident: Ctrl-D was a traceback, and `clear x --json > file` waited without a question."""
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    assert main(["clear", "alpha", "--json"]) == status
+    shown = capsys.readouterr()
+    assert "Remove all pages of" in shown.err
+    assert shown.err.endswith("[y/N] " if status == Exit.OK else "nothing was cleared\n")
+    if status == Exit.OK:
+        assert json.loads(shown.out) == {"cleared": 10}
+    else:
+        assert shown.out == ""
+    assert len(served.core.slots) == left
+
+
 def test_evict_takes_as_many_pages_as_it_is_told(served: Served, shown: Any) -> None:
     assert shown("evict", "--all", "--pages", "5", "--json") == (Exit.OK, {"evicted": 5})
     assert shown("evict", "alpha", "--pages", "100")[0] == Exit.OK
