@@ -25,6 +25,9 @@ EXAMPLES = """\
 No restart brings cleared pages back. Nothing is erased: their bytes stay in memory and on disk
 until others are written there (docs/operations.md has what erases them). To make room only, use
 `kvwarehouse evict`.
+
+Exit status 4: this host is cleared, and its fleet's store did not answer in time, so that other
+hosts still serve the old pages ("remote": "owed"). They follow once the store has heard of it.
 """
 
 _REMOTE: Final = {
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"cleared": pages, **({"remote": pages.remote} if pages.remote else {})})
     else:
         print(f"cleared {pages:,} pages of {what}{_REMOTE.get(pages.remote, '')}")
-    return Exit.OK
+    return Exit.FOUND if pages.remote == "owed" else Exit.OK
 
 
 def _agreed(question: str) -> bool:

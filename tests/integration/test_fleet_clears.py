@@ -14,6 +14,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import cli
+from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.fleet import FleetSecret
 from kvwarehouse.remote.names import EVERYTHING, FleetNames, PagesName
 from kvwarehouse_bench.harness.eventually import eventually
@@ -182,16 +183,18 @@ def test_clear_of_everything_reaches_what_the_host_has_never_seen(
     monkeypatch.setenv("KVW_ADDRESS", first.serving.address)
 
     def said() -> str:
-        assert cli.main(["clear", "--all", "--yes"]) == 0
+        status = cli.main(["clear", "--all", "--yes"])
         out = capsys.readouterr().out
-        return out if "and of the fleet's hosts and store" in out else ""
+        is_done = "and of the fleet's hosts and store" in out
+        assert status == (Exit.OK if is_done else Exit.FOUND)
+        return out if is_done else ""
 
     eventually(said, "the store has a clear")
     eventually(lambda: second.has(OTHER) == 0, "the other host follows")
     assert fleet.markers(EVERYTHING) != []
     fleet.taken.take()
     eventually(lambda: first.clear(None) == "owed", "the store does not answer")
-    assert cli.main(["clear", "--all", "--yes"]) == 0
+    assert cli.main(["clear", "--all", "--yes"]) == Exit.FOUND
     assert "the fleet's store did not answer" in capsys.readouterr().out
 
 
