@@ -11,6 +11,7 @@ from kvwarehouse.bundle import Bundle, BundleRequest, make_bundle
 from kvwarehouse.cli.connection import add_connection, address_from, is_local, token_from
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json, print_table
+from kvwarehouse.client.endpoint import checked_timeout
 
 _PATIENCE_S = 5.0
 
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         address=address,
         token=None if is_local(address) else token_from(args.token_file, os.environ),
         tls=args.tls,
-        timeout_s=args.timeout,
+        timeout_s=checked_timeout(args.timeout, "--timeout"),
         config=args.config and os.path.abspath(args.config),
         name=args.name,
         log=args.log,

@@ -25,6 +25,7 @@ Of a salt a digest is shown, here and with --json. Commands name a salted namesp
 """
 
 _LIMIT = 100
+_MOST_PAGES = 1 << 30  # as many as an index has room for
 _SHOWN = 40  # characters of a name
 _TIERS = ("dram", "nvme")
 _UNSEEN = (
@@ -51,8 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.limit < 1:
-        raise UsageError(f"--limit {args.limit} lists nothing; use 1 or more", code="bad_limit")
+    if not 1 <= args.limit <= _MOST_PAGES:
+        raise UsageError(
+            f"--limit {args.limit} cannot be; use 1 to {_MOST_PAGES:,}", code="bad_limit"
+        )
     with connect_from(args) as client:
         if args.namespace is None:
             _namespaces(client, args.json)

@@ -54,6 +54,8 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         [],
         ["dynamo"],
         ["vllm", "--timeout", "soon"],
+        ["vllm", "--timeout", "inf"],
+        ["gpu", "--timeout", "nan"],
         ["sglang", "--page-tokens", "0"],
         ["sglang", "--page-tokens", "many"],
     ],

@@ -20,6 +20,7 @@ SUMMARY = "Say whether an engine and the warehouse fit here, and what to mend."
 
 _GPU = "gpu"
 _HOST = "host"
+_LONGEST_S = 3600.0
 
 _ABOUT = """\
 Looks at everything that an engine and the warehouse need of each other on this machine, and says
@@ -192,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=float,
+        type=_timeout_s,
         default=180.0,
         help="Bound of importing the engine (default: 180; the first import of a new installation"
         " takes minutes on a slow disk).",
@@ -224,6 +225,16 @@ def _size(text: str) -> int:
         return kvw.parse_size(text)
     except kvw.UsageError as error:
         raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _timeout_s(text: str) -> float:
+    """Infinity is refused, as is a time that is none: every wait has an end."""
+    seconds = float(text)
+    if not 0 <= seconds <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number of seconds from 0 to {_LONGEST_S:g}"
+        )
+    return seconds
 
 
 def _page_tokens(text: str) -> int:
