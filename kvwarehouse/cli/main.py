@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -34,17 +35,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        try:
+            return _status_of(given)
+        finally:
+            if sys.stdout is not None:  # as under `>&-`
+                sys.stdout.flush()  # here, where what goes wrong with it is one line
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough.
+        _drop_output()
+        # Not OK: `set -o pipefail; kvwarehouse check | head && deploy` must not go on over damage.
+        return Exit.NO_READER
+    except OSError as error:
+        if error.errno not in _UNWRITTEN:
+            raise
+        _drop_output()
+        print(
+            f"kvwarehouse: the output cannot be written: {error.strerror}; make room for it, or"
+            " send it elsewhere",
+            file=sys.stderr,
+        )
+        return Exit.FAILED
+
+
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _drop_output() -> None:
+    """The interpreter must not complain at its end of what it could not write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _status_of(given: list[str]) -> int:
+    try:
         return _run(given)
     except WarehouseError as error:
         print(f"kvwarehouse: {error} [{error.code}]", file=sys.stderr)
         return exit_code_of(error)
-    except KeyboardInterrupt:
-        return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough; the interpreter must not complain at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # Not OK: `set -o pipefail; kvwarehouse check | head && deploy` must not go on over damage.
-        return Exit.NO_READER
 
 
 def _run(given: list[str]) -> int:

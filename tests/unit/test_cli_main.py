@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -104,6 +105,26 @@ def test_error_is_one_line_with_its_exit_status(
     assert shown.err.startswith("kvwarehouse: ")
     assert shown.err.count("\n") == 1
     assert said in shown.err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_output_without_room_is_one_line(more: list[str], unbuffered: str) -> None:
+    """Incident: a full disk under the output was a traceback."""
+    command = [sys.executable, "-m", "kvwarehouse", "size", "--model", "qwen2.5-7b", *more]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert done.returncode == Exit.FAILED
+    assert done.stderr.startswith("kvwarehouse: the output cannot be written: No space left")
+    assert done.stderr.count("\n") == 1
 
 
 def test_command_that_finds_no_daemon_by_default_says_how_others_are_found(
