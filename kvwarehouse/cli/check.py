@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from kvwarehouse.cli.commands import daemon_extra
 from kvwarehouse.cli.connection import (
     add_connection,
     connect_from,
@@ -198,8 +199,10 @@ def _directories(args: argparse.Namespace) -> CheckReport:
             code="two_targets",
         )
     from kvwarehouse import core
-    from kvwarehouse.daemon.inspection import Inspection
-    from kvwarehouse.daemon.logs import Log
+
+    with daemon_extra("check of directories"):
+        from kvwarehouse.daemon.inspection import Inspection
+        from kvwarehouse.daemon.logs import Log
 
     places = (args.nvme_dir or "", args.arena_dir or "")
     with Inspection(*places, Log("text"), core) as inspection:

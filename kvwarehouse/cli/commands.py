@@ -19,7 +19,8 @@ import argparse
 import ast
 import keyword
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.machinery import ModuleSpec, PathFinder
@@ -170,6 +171,22 @@ def _missing(point: metadata.EntryPoint, module: str) -> UsageError:
         code="missing_extra",
         context={"module": module, "package": package},
     )
+
+
+@contextmanager
+def daemon_extra(command: str) -> Iterator[None]:
+    """Around the import of the daemon's modules. Raises UsageError (code "missing_extra") in an
+    installation without what they need, which is the extra "daemon"."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("kvwarehouse"):
+            raise
+        raise UsageError(
+            f"{command} needs the module {error.name}, which is not installed; run"
+            " pip install 'kvwarehouse[daemon]'",
+            code="missing_extra",
+        ) from error
 
 
 def _extra_with(module: str, requirements: Iterable[str]) -> str | None:

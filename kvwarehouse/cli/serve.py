@@ -7,6 +7,7 @@ import os
 import sys
 
 from kvwarehouse import config
+from kvwarehouse.cli.commands import daemon_extra
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.variables import warn_of_variables
 from kvwarehouse.errors import UsageError
@@ -43,14 +44,6 @@ def run(args: argparse.Namespace) -> int:
         # For much that strangers say gRPC writes a line, which is no JSON and has bytes of theirs
         # in it. It reads whether it may when it is imported, which the daemon is the first to do.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    try:
+    with daemon_extra("serve"):
         from kvwarehouse import daemon
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("kvwarehouse"):
-            raise
-        raise UsageError(
-            f"serve needs the module {error.name}, which is not installed; run"
-            " pip install 'kvwarehouse[daemon]'",
-            code="missing_extra",
-        ) from error
     return int(daemon.serve(settings, manager=daemon.ServiceManager.of_environment(os.environ)))

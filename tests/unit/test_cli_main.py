@@ -127,6 +127,21 @@ def test_output_without_room_is_one_line(more: list[str], unbuffered: str) -> No
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["serve"], ["check", "--nvme-dir", "."]])
+def test_command_of_a_daemons_modules_says_which_extra_has_them(command: list[str]) -> None:
+    """In a process of its own, where the module is as good as not installed."""
+    program = (
+        "import sys; sys.modules['lmdb'] = None\n"
+        "from kvwarehouse.cli import main\n"
+        f"sys.stderr = sys.stdout; print('status', main({command!r}))"
+    )
+    said = said_by(program)
+    assert "needs the module lmdb, which is not installed; run pip install" in said
+    assert "'kvwarehouse[daemon]' [missing_extra]" in said
+    assert f"status {int(Exit.USAGE)}" in said
+    assert "Traceback" not in said
+
+
 def test_command_that_finds_no_daemon_by_default_says_how_others_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
