@@ -33,8 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         settings = config.load(vars(args))
-    except UsageError:
+    except UsageError as error:
         warn_of_variables()  # one of them may be why
+        if not args.print_config:
+            _log_refusal(args, error)
         raise
     if args.print_config:
         warn_of_variables()  # a daemon says it in its log
@@ -47,3 +49,15 @@ def run(args: argparse.Namespace) -> int:
     with daemon_extra("serve"):
         from kvwarehouse import daemon
     return int(daemon.serve(settings, manager=daemon.ServiceManager.of_environment(os.environ)))
+
+
+def _log_refusal(args: argparse.Namespace, error: UsageError) -> None:
+    """As an event, which is what whoever reads a daemon's log looks for; main.py says it to people.
+    What the file says of the log's form is not known: it may be what is wrong."""
+    try:
+        from kvwarehouse.daemon.logs import Event, Log
+    except ModuleNotFoundError:
+        return  # an installation without a daemon has no log
+    form = args.log_format or os.environ.get("KVW_LOG_FORMAT", "")
+    log = Log(form if form in ("json", "text") else "auto")
+    log.event(Event.START_REFUSED, code=error.code, text=error.message)

@@ -141,6 +141,41 @@ def test_unknown_variable_is_a_warning_in_the_log(tmp_path: Path) -> None:
     assert "did you mean KVW_DRAM?" in said["variable_unknown"]["text"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "environment", "form"),
+    [
+        ([], {}, "json"),
+        (["--log-format", "text"], {}, "text"),
+        ([], {"KVW_LOG_FORMAT": "text"}, "text"),
+        (["--log-format", "none"], {}, "json"),
+    ],
+)
+def test_start_with_wrong_settings_is_an_event_in_the_log(
+    tmp_path: Path, flags: list[str], environment: dict[str, str], form: str
+) -> None:
+    """Incident: an alert on `start_refused` was silent over a typing error in the configuration."""
+    file = tmp_path / "kvwarehouse.toml"
+    file.write_text('drm = "64MiB"\n')
+    done = subprocess.run(
+        command("serve", "--config", str(file), *flags),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == Exit.USAGE
+    event, last = done.stderr.splitlines()
+    assert last.startswith("kvwarehouse: ")
+    if form == "json":
+        told = json.loads(event)
+        assert (told["event"], told["level"]) == ("start_refused", "error")
+        assert last == f"kvwarehouse: {told['text']} [{told['code']}]"
+    else:
+        assert " start_refused " in event
+        assert 'code="bad_config"' in event
+
+
 def test_second_daemon_of_a_directory_is_refused_with_the_owners_pid(
     serving: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
