@@ -179,8 +179,9 @@ def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
     asked = hits + lookups["pages_missed"]
     rate = f"{hits / asked:.1%} of {asked:,} looked up" if asked else ""
     return [
+        ("found", hits, rate),
         ("hit in hbm", lookups["pages_hit_hbm"], ""),
-        ("hit in dram", lookups["pages_hit_dram"], rate),
+        ("hit in dram", lookups["pages_hit_dram"], ""),
         ("hit on nvme", lookups["pages_hit_nvme"], ""),
         *_from_store("probably in the store", lookups["pages_hit_remote"]),
         ("missed", lookups["pages_missed"], ""),

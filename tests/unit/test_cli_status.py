@@ -104,7 +104,8 @@ def test_status_says_what_was_read_from_the_store_and_how_fast(said: Any) -> Non
         "clears known as of 3 s ago, 1 not told to the store yet",
         "probably in the store 80",
         "loaded from the store 64",
-        "hit in dram 10 90.0% of 100 looked up",
+        "found 90 90.0% of 100 looked up",
+        "hit in dram 10",
     ):
         assert row in rows, row
 
