@@ -34,6 +34,12 @@ def test_metrics_of_the_document_are_exported_with_the_labels_it_names(document:
         assert not value or value in METRICS[name].values
 
 
+def test_health_to_watch_is_no_sign_of_a_tier_that_is_off() -> None:
+    """A daemon without --nvme-dir was said to have a disk that refuses writes."""
+    for name, value in re.findall(r"`(kvwarehouse_\w+)\{\w+=\"(\w+)\"\}` is 0", TEXT):
+        assert value == "off" or "off" not in METRICS[name].values, name
+
+
 def test_commands_of_troubleshooting_are_taken() -> None:
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     lines = re.findall(r"^kvwarehouse (\w+)(.*)", text, re.MULTILINE)
