@@ -308,9 +308,10 @@ def _gc(opened: _OpenStore, args: argparse.Namespace) -> int:
     rules = SweepRules(now_ms, place.ttl_days, too_many, args.dry_run)
     sweep = Sweep(store, names, rules)
     try:
-        follow(_swept(sweep), str)
+        follow(_swept(sweep, "would go" if args.dry_run else "deleted"), str)
     except TransportError as error:
-        done = f"{sweep.swept.objects.total():,} objects are deleted; run it again"
+        would = "would go" if args.dry_run else "are deleted"
+        done = f"{sweep.swept.objects.total():,} objects {would}; run it again"
         raise TransportError(
             f"{error.message}. {done}", code=error.code, context=error.context
         ) from error
@@ -338,9 +339,9 @@ def _store_time_s(store: ObjectStore, names: FleetNames) -> float:
         return newest_s
 
 
-def _swept(sweep: Sweep) -> Iterator[str]:
+def _swept(sweep: Sweep, done: str) -> Iterator[str]:
     for _ in sweep.steps():
-        yield f"deleting: {sweep.swept.objects.total():,} objects"
+        yield f"{done}: {sweep.swept.objects.total():,} objects"
 
 
 def _show_swept(sweep: Sweep, too_many: Iterable[int], args: argparse.Namespace) -> None:

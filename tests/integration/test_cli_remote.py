@@ -253,6 +253,34 @@ def test_gc_makes_room_where_a_capacity_is_named(
     assert len(place.files()) == 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--dry-run",), "1 objects would go; run it again"),
+        ((), "1 objects are deleted; run it again"),
+    ],
+)
+def test_gc_that_fails_says_how_far_it_came_and_no_dry_run_that_it_deleted(
+    place: Place,
+    rng: random.Random,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    said: str,
+) -> None:
+    place.fill(rng, 1, days=(9,))
+    whole = ObjectStore.list
+
+    def until_deltas(store: ObjectStore, prefix: str, *more: Any, **also: Any) -> Any:
+        if prefix == place.names.deltas_prefix:
+            raise TransportError("list: 503 Slow Down", code="remote_failed")
+        return whole(store, prefix, *more, **also)
+
+    monkeypatch.setattr(ObjectStore, "list", until_deltas)
+    assert main(["remote", "gc", *place.flags, *flags]) == Exit.NO_DAEMON
+    assert said in capsys.readouterr().err
+
+
 @pytest.fixture
 def full(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on the store takes no put."""
