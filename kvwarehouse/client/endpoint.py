@@ -86,6 +86,8 @@ class Address:
         at, host = f"--socket {self.path}", ""
         if not self.local:
             at, host = f"--listen {self.grpc_target} --token-file FILE", " on that host"
+            if not self.loopback:
+                at += " --tls-cert FILE --tls-key FILE"
         return f"no daemon at {self} ({reason}); start one with `kvwarehouse serve {at}`{host}"
 
     def __str__(self) -> str:

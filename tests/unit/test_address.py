@@ -75,6 +75,18 @@ def test_who_cannot_be_reached_is_said_to_be_missing_only_where_nobody_is(
     assert ("start one with" in text) == ("no daemon at" in text)
 
 
+@pytest.mark.parametrize(
+    ("address", "needs_tls"),
+    [("127.0.0.1:7070", False), ("localhost:7070", False), ("10.0.0.7:7070", True)],
+)
+def test_daemon_to_be_started_is_given_the_flags_that_it_does_not_start_without(
+    address: str, needs_tls: bool
+) -> None:
+    text = parse_address(address).unreachable("Connection refused")
+    assert "--token-file FILE" in text
+    assert ("--tls-cert FILE --tls-key FILE" in text) == needs_tls
+
+
 def test_longest_path_that_sockets_allow_is_taken() -> None:
     assert parse_address("/" + "x" * (MAX_PATH_BYTES - 1)).local
 
