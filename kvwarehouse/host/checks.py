@@ -207,7 +207,8 @@ def _nodes(limits: HostLimits) -> Finding:
         f"{_whose(limits)} may use {limits.nodes} nodes, and the arena lies where its threads"
         " happened to run: processors and GPUs of other nodes copy more slowly",
         "numactl --interleave=all kvwarehouse serve ..., or with the one node whose GPUs load:"
-        " numactl --cpunodebind=0 --membind=0",
+        " numactl --cpunodebind=0 --membind=0. What numactl sets is not seen here: this stays a"
+        " warning",
     )
 
 

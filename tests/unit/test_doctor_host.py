@@ -176,6 +176,12 @@ def test_fault_is_found_by_its_check_with_value_and_command(
     assert fix in found[check].fix
 
 
+def test_nodes_say_that_the_doctor_does_not_see_what_numactl_sets(host: Host) -> None:
+    """Incident: the daemon ran under numactl as advised, and the advice came again."""
+    _status(nodes="0-1")(host)
+    assert "numactl sets is not seen" in host.findings()["NUMA"].fix
+
+
 def test_every_check_has_a_fault_that_it_finds(host: Host) -> None:
     assert host.findings().keys() == {fault[2] for fault in FAULTS}
 
