@@ -28,7 +28,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="How long the flush may take (default: 30).",
+        help="How long the flush may take (default: 30; a daemon ends each after 600).",
     )
 
 

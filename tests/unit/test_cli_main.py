@@ -13,6 +13,7 @@ import pytest
 from kvwarehouse.cli import commands, main
 from kvwarehouse.cli.commands import COMMANDS
 from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
+from kvwarehouse.daemon.deadline import LONGEST_S
 from kvwarehouse.errors import BY_KIND
 
 
@@ -31,6 +32,15 @@ def test_help_lists_every_command_and_every_exit_status(
     assert caught.value.code == 0
     assert all(f"  {command.name} " in shown for command in COMMANDS)
     assert all(meaning in shown for meaning in MEANINGS.values())
+
+
+@pytest.mark.parametrize("name", ["flush", "drain"])
+def test_help_of_a_flush_says_how_long_a_daemon_lets_it_take(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert f"a daemon ends each after {LONGEST_S:.0f}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", [*(command.name for command in COMMANDS), "bench"])
