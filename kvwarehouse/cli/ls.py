@@ -28,9 +28,10 @@ _LIMIT = 100
 _MOST_PAGES = 1 << 30  # as many as an index has room for
 _SHOWN = 40  # characters of a name
 _TIERS = ("dram", "nvme")
-_UNSEEN = (
+APART_BY = (
     "weights", "adapter", "salt", "cache_group", "attention_backend", "hash_scheme", "extra",
 )  # fmt: skip
+"""Fields that have no column of their own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +104,7 @@ def _namespaces(client: Client, as_json: bool) -> None:
                 ),
                 " ".join(
                     f"{name}={_short(str(each[name]))}"
-                    for name in _UNSEEN
+                    for name in APART_BY
                     if len(apart[each["model"], name]) > 1
                 ),
             )
@@ -117,7 +118,7 @@ def _apart(found: list[dict[str, Any]]) -> dict[tuple[str, str], set[str]]:
     apart that would look alike."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for each in found:
-        for name in _UNSEEN:
+        for name in APART_BY:
             values[each["model"], name].add(str(each[name]))
     return values
 

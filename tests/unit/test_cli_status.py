@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +110,15 @@ def test_status_says_what_was_read_from_the_store_and_how_fast(said: Any) -> Non
         "hit in dram 10",
     ):
         assert row in rows, row
+
+
+def test_rows_of_the_remote_tier_that_troubleshooting_names_are_there(said: Any) -> None:
+    text = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(runs [\w ]+)`", text))
+    rows = said(remote={**REMOTE, **READING}, core={}).splitlines()
+    assert {"runs put", "runs read"} <= named
+    for name in named:
+        assert any(row.strip().startswith(f"{name} ") for row in rows), name
 
 
 def test_status_of_a_daemon_that_does_not_read_says_only_that(said: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from public_names import parser_of
 
 from kvwarehouse import config
+from kvwarehouse.cli.ls import APART_BY
 from kvwarehouse.daemon.metrics import METRICS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,6 +39,12 @@ def test_health_to_watch_is_no_sign_of_a_tier_that_is_off() -> None:
     """A daemon without --nvme-dir was said to have a disk that refuses writes."""
     for name, value in re.findall(r"`(kvwarehouse_\w+)\{\w+=\"(\w+)\"\}` is 0", TEXT):
         assert value == "off" or "off" not in METRICS[name].values, name
+
+
+def test_fields_that_troubleshooting_finds_under_apart_by_are_shown_there() -> None:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    for named in re.findall(r"apart by (`.*?) \|", text):
+        assert set(re.findall(r"`(\w+)`", named)) <= set(APART_BY)
 
 
 def test_commands_of_troubleshooting_are_taken() -> None:
