@@ -12,6 +12,7 @@ from dashboard_panels import (
     PAGES_PER_S,
     RUNS_PER_S,
     SECONDS,
+    SHARDS_PER_S,
     SHARE,
     Line,
     Panel,
@@ -52,7 +53,7 @@ DETAIL = {
         by_daemon("Pages missed", PAGES_PER_S, MISSED),
         several(
             "Pages loaded",
-            PAGES_PER_S,
+            SHARDS_PER_S,
             "Shards of pages that were loaded and verified, and those of them from HBM, or read "
             "from the remote store for it.",
             all="loaded_pages_total",
@@ -60,19 +61,20 @@ DETAIL = {
             from_store="loaded_remote_pages_total",
         ),
         by_daemon("Bytes loaded", BYTES_PER_S, "loaded_bytes_total"),
-        by_daemon("Found, and not loaded", PAGES_PER_S, "load_failed_pages_total", "reason"),
+        by_daemon("Found, and not loaded", SHARDS_PER_S, "load_failed_pages_total", "reason"),
     ],
     "Stores": [
         by_daemon("Calls", CALLS_PER_S, "stores_total"),
+        by_daemon("Pages", PAGES_PER_S, "sealed_pages_total"),
         several(
-            "Pages",
-            PAGES_PER_S,
-            "New ones, and those that were there.",
-            stored="sealed_pages_total",
+            "Shards of pages",
+            SHARDS_PER_S,
+            "New ones, and those that were there. What is dropped is of them.",
+            stored="stored_shards_total",
             already_there="store_already_pages_total",
         ),
         by_daemon("Bytes", BYTES_PER_S, "sealed_bytes_total"),
-        by_daemon("Dropped", PAGES_PER_S, "store_dropped_pages_total", "reason"),
+        by_daemon("Dropped", SHARDS_PER_S, "store_dropped_pages_total", "reason"),
         by_daemon(
             "Not put on NVMe at once", PAGES_PER_S, "nvme_not_admitted_pages_total", "reason"
         ),

@@ -11,6 +11,7 @@ from dashboard_panels import (
     PAGES_PER_S,
     RUNS_PER_S,
     SECONDS,
+    SHARDS_PER_S,
     SHARE,
     Line,
     Panel,
@@ -128,26 +129,26 @@ OVERVIEW = {
         LOADED,
         Panel(
             "Found, and not loaded",
-            "By reason. stale: it left between lookup and load. timeout: it came too late. "
-            "mismatch: it was damaged.",
-            PAGES_PER_S,
+            "Shards of pages, by reason. stale: it left between lookup and load. timeout: it came "
+            "too late. mismatch: it was damaged.",
+            SHARDS_PER_S,
             [Line(total(rate("load_failed_pages_total"), "reason"), "{{reason}}")],
         ),
     ],
     "What is stored, what is dropped and why?": [
         Panel(
             "Stored",
-            "Pages that are new, and those that somebody had stored before.",
-            PAGES_PER_S,
+            "Shards of pages that are new, and those that somebody had stored before.",
+            SHARDS_PER_S,
             [
-                Line(total(rate("sealed_pages_total")), "stored"),
+                Line(total(rate("stored_shards_total")), "stored"),
                 Line(total(rate("store_already_pages_total")), "already there"),
             ],
         ),
         Panel(
             "Dropped by stores",
             "Shards of pages, by the reason that their callers were told.",
-            PAGES_PER_S,
+            SHARDS_PER_S,
             [Line(total(rate("store_dropped_pages_total"), "reason"), "{{reason}}")],
         ),
         Panel(

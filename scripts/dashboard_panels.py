@@ -21,7 +21,7 @@ SOURCE = shapes.DataSourceRef(type_val="prometheus", uid="${datasource}")
 # Grafana's names of units; count: is one of our own, with K and M before it.
 BYTES, BYTES_PER_S, SECONDS, SHARE, NUMBER = "bytes", "binBps", "s", "percentunit", "short"
 PAGES, PAGES_PER_S, CALLS_PER_S = "count:pages", "count:pages/s", "count:calls/s"
-RUNS_PER_S = "count:runs/s"
+RUNS_PER_S, SHARDS_PER_S = "count:runs/s", "count:shards/s"
 
 
 # --- queries

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         print_table("\nproblems", ("", ">for", ""), _problems(status["problems"]))
     print_table("\ntiers", ("tier", ">capacity", ">used", ">pages", "health"), _tiers(core))
     print_table("\npages since the start", ("", ">pages", ""), _pages(core))
+    print_table("\nshards of pages since the start", ("", ">shards", ""), _shards(core))
     remote = status.get("remote") or {}  # a daemon of before says nothing of it
     if remote.get("state"):
         print_table("\nremote tier", ("", ""), remote_rows(remote, core))
@@ -173,7 +174,7 @@ def _reading(remote: dict[str, Any], fetches: dict[str, Any]) -> list[tuple[str,
 
 
 def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
-    lookups, loads, stores = core["lookups"], core["loads"], core["stores"]
+    lookups, stores = core["lookups"], core["stores"]
     hbm, dram, nvme = (core["tiers"][tier] for tier in ("hbm", "dram", "nvme"))
     hits = sum(lookups[f"pages_hit_{tier}"] for tier in ("hbm", "dram", "nvme", "remote"))
     asked = hits + lookups["pages_missed"]
@@ -185,19 +186,27 @@ def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
         ("hit on nvme", lookups["pages_hit_nvme"], ""),
         *_from_store("probably in the store", lookups["pages_hit_remote"]),
         ("missed", lookups["pages_missed"], ""),
-        ("loaded", loads["pages_loaded"], format_size(loads["bytes_loaded"])),
-        ("loaded from hbm", loads["pages_from_hbm"], _damaged(loads["hbm_mismatches"])),
-        *_from_store("loaded from the store", loads["pages_from_remote"]),
-        ("not loaded", sum(loads["failed"].values()), _reasons(loads["failed"])),
         ("stored", stores["pages_sealed"], format_size(stores["bytes_sealed"])),
-        ("stored before", stores["already"], ""),
-        ("not stored", sum(stores["dropped"].values()), _reasons(stores["dropped"])),
         ("left hbm", sum(hbm["left"].values()), _reasons(hbm["left"])),
         ("left dram", sum(dram["left"].values()), _reasons(dram["left"])),
         ("left nvme", sum(nvme["left"].values()), _reasons(nvme["left"])),
         ("not written to nvme", sum(nvme["not_admitted"].values()), _reasons(nvme["not_admitted"])),
         ("quarantined", core["quarantined"], ""),
         ("orphans", core["orphan_pages"], ""),
+    ]
+
+
+def _shards(core: dict[str, Any]) -> list[tuple[str, int, str]]:
+    """What clients load and store, each the shard of its rank: a page of eight counts eight."""
+    loads, stores = core["loads"], core["stores"]
+    return [
+        ("loaded", loads["pages_loaded"], format_size(loads["bytes_loaded"])),
+        ("loaded from hbm", loads["pages_from_hbm"], _damaged(loads["hbm_mismatches"])),
+        *_from_store("loaded from the store", loads["pages_from_remote"]),
+        ("not loaded", sum(loads["failed"].values()), _reasons(loads["failed"])),
+        ("stored", stores["shards_stored"], ""),
+        ("stored before", stores["already"], ""),
+        ("not stored", sum(stores["dropped"].values()), _reasons(stores["dropped"])),
     ]
 
 

@@ -21,8 +21,8 @@ _FOUND: Final = (*TIERS, "remote")
 # What was not done, or was found damaged: the words for it, where it is counted, and the reason
 # where the counter is not a map of reasons.
 _LOSSES: Final = (
-    ("stores dropped", "core.stores.dropped", ""),
-    ("loads missed", "core.loads.failed", ""),
+    ("shards not stored", "core.stores.dropped", ""),
+    ("shards not loaded", "core.loads.failed", ""),
     ("not put on nvme", "core.tiers.nvme.not_admitted", ""),
     ("calls refused", "service.refused", ""),
     ("pins refused", "core.pins.refused", "too_many"),
@@ -78,7 +78,8 @@ class TierLine:
 @dataclass(frozen=True)
 class FlowLine:
     """Requests, or pages that move between tiers. None: not counted for this flow, or no rate.
-    A call of the remote tier's is an object."""
+    A call of the remote tier's is an object. Loads and stores count the shards of pages, which
+    their names say."""
 
     name: str
     calls_per_s: float | None
@@ -315,8 +316,8 @@ def _flows(status: Snapshot, rates: Mapping[str, Any]) -> Iterator[FlowLine]:
     lookups = _at(rates, "core.lookups", {})
     asked = _asked(lookups) if lookups else None
     yield FlowLine("lookups", lookups.get("calls"), asked, None)
-    yield flow("loads", "core.loads", "calls", "pages_loaded", "bytes_loaded")
-    yield flow("stores", "core.stores", "calls", "pages_sealed", "bytes_sealed")
+    yield flow("loads, shards", "core.loads", "calls", "pages_loaded", "bytes_loaded")
+    yield flow("stores, shards", "core.stores", "calls", "shards_stored", "bytes_sealed")
     if _at(status, "core.tiers.hbm.health", "off") != "off":
         yield flow("copied to hbm", "core.tiers.hbm", "", "pages_promoted", "bytes_promoted")
     if _at(status, "core.tiers.nvme.health", "off") != "off":

@@ -264,7 +264,7 @@ def _right_now(frame: Frame, view: View) -> Iterator[Text]:
 
 def _losses(losses: Iterable[LossLine], view: View) -> Iterator[Text]:
     columns = (
-        _Column("not done", 15, 0, right=False),
+        _Column("not done", 17, 0, right=False),
         _Column("why", 20, 0, right=False),
         _Column("a second", 8, 1),
         _Column("since start", 13, 2),

@@ -160,6 +160,7 @@ nb::dict dropped_of(const WarehouseStatus& status) {
 nb::dict stores_of(const WarehouseStatus& status) {
   nb::dict made;
   made["calls"] = counter(status, Counter::stores);
+  made["shards_stored"] = counter(status, Counter::pages_stored);
   made["pages_sealed"] = status.pages_sealed;
   made["bytes_sealed"] = status.bytes_sealed;
   made["already"] = counter(status, Counter::pages_already);

@@ -50,7 +50,7 @@ enum class Counter : uint32_t {
   load_mismatch,  // digest, tokens or identity differed: never handed out
   load_timeout,   // promotion did not arrive in time
   stores,
-  pages_stored,
+  pages_stored,  // shards of pages, as all that clients count of loads and stores
   bytes_stored,
   pages_already,
   dropped_other,

@@ -227,6 +227,16 @@ def test_status_counts_pages_that_stores_dropped_as_their_callers_were_told(
         assert f'kvwarehouse_store_dropped_pages_total{{reason="{reason}"}} {pages}' in scraped
 
 
+def test_status_counts_pages_that_are_sealed_and_shards_that_are_stored(served: Served) -> None:
+    """What stores drop are shards too, and is judged beside these."""
+    remote = Remote(served.config.socket)
+    fill(remote, 1, 9)
+    remote.store(2, 4, 0, content(2, 4, 0))  # of no whole page
+    stores = remote.stub.Status(pb.StatusRequest(), timeout=T).status.core.stores
+    assert (stores.pages_sealed, stores.shards_stored) == (9, 2 * 9 + 4)
+    assert "kvwarehouse_stored_shards_total 22" in served.get("/metrics")[1].splitlines()
+
+
 def test_restart_keeps_pages_and_a_lost_arena_leaves_those_on_nvme(daemon: PrivateDaemon) -> None:
     remote = Remote(daemon.socket)
     fill(remote, 1, 9)

@@ -32,6 +32,7 @@ BUSY = {
     "loaded_pages_total": 600,
     'load_failed_pages_total{reason="stale"}': 6,
     "sealed_pages_total": 400,
+    "stored_shards_total": 400,
     'store_dropped_pages_total{reason="no_room"}': 4,
     'store_dropped_pages_total{reason="parent_missing"}': 200,
     'store_dropped_pages_total{reason="cleared"}': 100,
@@ -227,7 +228,8 @@ CASES = [
         rising('store_dropped_pages_total{reason="later"}', 100, SINCE),
         29,
         46,
-        "12.44% of the pages that clients of storesdropped want to store are dropped: later.",
+        "12.44% of the shards of pages that clients of storesdropped want to store are dropped: "
+        "later.",
         {"reason": "later"},
     ),
     Case(
@@ -403,6 +405,10 @@ QUIET = {
         'state{state="serving"}': f"1x{SINCE} 0x9 1x{MINUTES}",
         **once('store_dropped_pages_total{reason="draining"}', 4000, SINCE + 5),
     },
+    "eight ranks, of which each drops 3 % of what it stores": steady(
+        status(),
+        BUSY | {"stored_shards_total": 3200, 'store_dropped_pages_total{reason="later"}': 100},
+    ),
     "one burst of stores, loads and calls": steady(status(), BUSY)
     | once('store_dropped_pages_total{reason="reserve_limit"}', 5000, SINCE)
     | once('load_failed_pages_total{reason="timeout"}', 5000, SINCE)

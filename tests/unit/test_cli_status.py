@@ -121,6 +121,21 @@ def test_rows_of_the_remote_tier_that_troubleshooting_names_are_there(said: Any)
         assert any(row.strip().startswith(f"{name} ") for row in rows), name
 
 
+def test_status_counts_apart_what_are_pages_and_what_are_their_shards(said: Any) -> None:
+    """Incident: two ranks stored 10 pages and dropped half of them, and it looked like all."""
+    core = {
+        "lookups": {"pages_hit_dram": 10},
+        "loads": {"pages_loaded": 20, "failed": {"stale": 6}},
+        "stores": {"pages_sealed": 5, "shards_stored": 10, "already": 4, "dropped": {"later": 10}},
+    }
+    pages, _, shards = said(core=core).partition("shards of pages since the start")
+    rows = [{" ".join(line.split()) for line in part.splitlines()} for part in (pages, shards)]
+    assert rows[0] >= {"found 10 100.0% of 10 looked up", "stored 5 0 B"}
+    of_clients = {"loaded 20 0 B", "not loaded 6 stale 6", "stored 10", "stored before 4"}
+    assert rows[1] >= of_clients | {"not stored 10 later 10"}
+    assert not any("loaded" in row or "before" in row for row in rows[0])
+
+
 def test_status_of_a_daemon_that_does_not_read_says_only_that(said: Any) -> None:
     text = said(remote=REMOTE, core={})
     assert "reads" in text

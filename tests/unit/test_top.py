@@ -152,6 +152,19 @@ def test_tier_takes_in_what_is_stored_and_what_comes_back_from_nvme() -> None:
     assert (tiers["nvme"].pages_in_per_s, tiers["nvme"].pages_out_per_s) == (4.0, 0)
 
 
+def test_loads_and_stores_count_shards_and_say_so() -> None:
+    before = snapshot()
+    after = later(
+        before,
+        2.0,
+        core__loads__pages_loaded=16,
+        core__stores__pages_sealed=3,
+        core__stores__shards_stored=24,
+    )
+    flows = {flow.name: flow.pages_per_s for flow in frame_of(before, after, {}).flows}
+    assert (flows["loads, shards"], flows["stores, shards"]) == (8.0, 12.0)
+
+
 def test_every_loss_is_shown_when_its_counter_rises_and_only_then() -> None:
     before, after = snapshot(), later(snapshot(), 2.0)
     for _, path, reason in top_frame._LOSSES:
@@ -282,7 +295,7 @@ def test_curves_are_bounded_and_have_a_gap_where_nobody_answered() -> None:
         after = later(status, 1.0, core__loads__bytes_loaded=second)
         history.add(frame_of(status, after, {}), at(second))
     history.miss("unavailable", "gone", at(0))
-    curve = history.curve("loads")
+    curve = history.curve("loads, shards")
     assert len(curve) == KEPT
     assert curve[-2:] == (2.0 * KEPT - 1, None)
 
@@ -356,7 +369,7 @@ def test_frame_of_80_columns_has_everything(busy: Frame) -> None:
 def test_figures_end_beneath_their_titles_whatever_they_are(busy: Frame) -> None:
     calm = frame_of(snapshot(), later(snapshot(), 1.0), {})
     tables = {"tier ": ("dram ", ["bytes", "pages", "hits", "in/s", "out/s"]),
-              "a second": ("loads ", ["calls", "pages", "bytes"])}  # fmt: skip
+              "a second": ("loads, shards ", ["calls", "pages", "bytes"])}  # fmt: skip
     for head, (row, titles) in tables.items():
         heads = set()
         for frame in (busy, calm):

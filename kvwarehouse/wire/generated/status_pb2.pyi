@@ -473,7 +473,7 @@ class LoadsStatus(_message.Message):
     def __init__(self, calls: _Optional[int] = ..., pages_loaded: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., failed: _Optional[_Mapping[str, int]] = ..., pages_from_hbm: _Optional[int] = ..., hbm_mismatches: _Optional[int] = ..., pages_from_remote: _Optional[int] = ...) -> None: ...
 
 class StoresStatus(_message.Message):
-    __slots__ = ("calls", "pages_sealed", "bytes_sealed", "already", "dropped")
+    __slots__ = ("calls", "pages_sealed", "bytes_sealed", "already", "dropped", "shards_stored")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -486,12 +486,14 @@ class StoresStatus(_message.Message):
     BYTES_SEALED_FIELD_NUMBER: _ClassVar[int]
     ALREADY_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_STORED_FIELD_NUMBER: _ClassVar[int]
     calls: int
     pages_sealed: int
     bytes_sealed: int
     already: int
     dropped: _containers.ScalarMap[str, int]
-    def __init__(self, calls: _Optional[int] = ..., pages_sealed: _Optional[int] = ..., bytes_sealed: _Optional[int] = ..., already: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    shards_stored: int
+    def __init__(self, calls: _Optional[int] = ..., pages_sealed: _Optional[int] = ..., bytes_sealed: _Optional[int] = ..., already: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., shards_stored: _Optional[int] = ...) -> None: ...
 
 class PinsStatus(_message.Message):
     __slots__ = ("held", "taken", "refused")
