@@ -2,24 +2,25 @@
 Facts are read from /proc and /sys, each in one place here, for the daemon, for a bundle and for the
 doctor. Findings are what the doctor says of a thing, of an engine too.
 
-    for finding in kvwarehouse.host.judge(address, path, error, status, Tiers(dram_bytes=64 << 30)):
+    asked = Tiers(dram_bytes=64 << 30)
+    for finding in kvwarehouse.host.judge(address, path, error, status, asked, core_memory):
         print(finding.check, finding.verdict, finding.what, finding.fix)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from kvwarehouse.host import daemon_process
 from kvwarehouse.host.checks import daemon_found, findings_of
 from kvwarehouse.host.findings import Finding, Verdict, fail, healthy, ok, skip, warn
-from kvwarehouse.host.limits import Tiers, host_limits, tiers_of
+from kvwarehouse.host.limits import CoreMemory, Tiers, host_limits, tiers_of, with_asked
 from kvwarehouse.host.memory import available_bytes
 from kvwarehouse.host.remote import remote_facts, remote_findings
 
 __all__ = [
+    "CoreMemory",
     "Finding",
     "Tiers",
     "Verdict",
@@ -35,7 +36,12 @@ __all__ = [
 
 
 def judge(
-    address: str, path: str, error: str, status: Mapping[str, Any], asked: Tiers
+    address: str,
+    path: str,
+    error: str,
+    status: Mapping[str, Any],
+    asked: Tiers,
+    core_memory: CoreMemory,
 ) -> list[Finding]:
     """What limits a daemon here: the one at `address`, whose local socket is `path`, if its process
     can be looked at, else one that is started now. error: why it does not answer; else its status.
@@ -47,7 +53,7 @@ def judge(
         problem = f"none at {address}"
     except LookupError as unseen:
         problem = str(unseen)
-    given = {name: value for name, value in vars(asked).items() if value}
-    limits = host_limits(replace(tiers_of(pid, status), **given))
+    limits = host_limits(with_asked(tiers_of(pid, status), asked))
     remote = remote_facts(asked.remote, asked.fleet_secret, status)
-    return [daemon_found(path, pid, problem), *findings_of(limits), *remote_findings(remote)]
+    checked = findings_of(limits, core_memory)
+    return [daemon_found(path, pid, problem), *checked, *remote_findings(remote)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from kvwarehouse.host.filesystems import MEMORY_KINDS, DirectoryFacts
 from kvwarehouse.host.findings import Finding, fail, ok, skip, warn
-from kvwarehouse.host.limits import HostLimits
+from kvwarehouse.host.limits import CoreMemory, HostLimits, Tiers
 from kvwarehouse.host.memory import DAEMON_BYTES, UNLIMITED, with_headers
 from kvwarehouse.sizes import format_size as size
 
@@ -19,8 +19,9 @@ _DESCRIPTORS = 4096
 _COLLAPSES = (6, 1)
 """The first kernel that gives huge pages to memory that is there (MADV_COLLAPSE)."""
 _RESERVED_SHARE = 8
-_INDEX_SHARE, _TABLES_SHARE = 512, 128
-"""Of the tiers: the index, index and the core's tables."""
+_LEAST_MEBIBYTES = 16
+"""Of --dram."""
+_ROOM_SHARE = 0.95
 _LASTING = ("ext2", "ext3", "ext4", "xfs", "f2fs")
 _COPIES_ON_WRITE = ("btrfs", "zfs", "bcachefs")
 _LAYERS = ("overlay", "aufs")
@@ -42,11 +43,11 @@ def daemon_found(path: str, pid: int, problem: str) -> Finding:
     return ok(check, f"process {pid} at {path}; what follows is for it")
 
 
-def findings_of(limits: HostLimits) -> list[Finding]:
+def findings_of(limits: HostLimits, core_memory: CoreMemory) -> list[Finding]:
     """All checks, in the order in which one would mend them."""
     return [
-        _memory(limits),
-        _shared_memory(limits),
+        _memory(limits, core_memory),
+        _shared_memory(limits, core_memory),
         _descriptors(limits),
         _locked_memory(limits),
         _io_uring(limits),
@@ -56,9 +57,9 @@ def findings_of(limits: HostLimits) -> list[Finding]:
     ]
 
 
-def _memory(limits: HostLimits) -> Finding:
+def _memory(limits: HostLimits, core_memory: CoreMemory) -> Finding:
     check = "memory limit"
-    need = _needed_bytes(limits, _TABLES_SHARE) + DAEMON_BYTES
+    need = _memory_bytes(limits.dram_bytes, limits, core_memory)
     wants = f"DRAM of {size(limits.dram_bytes)} takes {size(need)} with what is beside it"
     has = limits.memory_bytes
     if limits.group_bytes != UNLIMITED and limits.group_bytes < has:
@@ -70,20 +71,22 @@ def _memory(limits: HostLimits) -> Finding:
                 f"{wants}; the control group has {size(has)} ({limits.group_file}): the daemon"
                 " does not start, or the kernel ends it",
                 f"systemctl set-property kvwarehouse.service MemoryMax={to}G; of a container:"
-                f" docker update --memory {to}g CONTAINER; or --dram {_fitting(has, limits)}",
+                f" docker update --memory {to}g CONTAINER; or --dram"
+                f" {_fitting(has, limits, core_memory)}",
             )
     if has < need:
         return fail(
             check,
             f"{wants}; this machine has {size(has)}",
-            f"kvwarehouse serve --dram {_fitting(has, limits)}",
+            f"kvwarehouse serve --dram {_fitting(has, limits, core_memory)}",
         )
     return ok(check, f"{wants}; there are {size(has)}")
 
 
-def _shared_memory(limits: HostLimits) -> Finding:
+def _shared_memory(limits: HostLimits, core_memory: CoreMemory) -> Finding:
     check, arena = "shared memory", limits.arena
-    need = _needed_bytes(limits, _INDEX_SHARE)
+    index_bytes, _ = core_memory(_tiers(limits.dram_bytes, limits))
+    need = with_headers(limits.dram_bytes) + index_bytes
     wants = f"DRAM of {size(limits.dram_bytes)} needs {size(need)} in {arena.path}"
     if arena.kind and arena.kind not in MEMORY_KINDS:
         return warn(
@@ -266,17 +269,29 @@ def _scheduler(nvme: DirectoryFacts) -> Finding:
     return ok(check, f"{nvme.disk}, scheduler {nvme.scheduler or 'of its driver'}")
 
 
-def _needed_bytes(limits: HostLimits, share: int) -> int:
-    """DRAM, its headers, and what the index of both tiers takes."""
-    dram_bytes = limits.dram_bytes
-    return with_headers(dram_bytes) + (dram_bytes + limits.nvme_bytes) // share
+def _tiers(dram_bytes: int, limits: HostLimits) -> Tiers:
+    return Tiers(
+        dram_bytes, limits.nvme_bytes, index_pages=limits.index_pages, policy=limits.policy
+    )
 
 
-def _fitting(has_bytes: int, limits: HostLimits) -> str:
-    """A --dram that fits, or the least that there is."""
-    beside = DAEMON_BYTES + limits.nvme_bytes // _TABLES_SHARE
-    fits_bytes = max(16 << 20, int((has_bytes - beside) * 0.95))
-    return f"{fits_bytes >> 30}GiB" if fits_bytes >= 4 * _GIB else f"{fits_bytes >> 20}MiB"
+def _memory_bytes(dram_bytes: int, limits: HostLimits, core_memory: CoreMemory) -> int:
+    """What a daemon with so much DRAM takes in all, as its start counts it."""
+    index_bytes, table_bytes = core_memory(_tiers(dram_bytes, limits))
+    return with_headers(dram_bytes) + index_bytes + table_bytes + DAEMON_BYTES
+
+
+def _fitting(has_bytes: int, limits: HostLimits, core_memory: CoreMemory) -> str:
+    """The largest --dram that fits, with something to spare, or the least that there is."""
+    room_bytes = int(has_bytes * _ROOM_SHARE)
+    fits, most = _LEAST_MEBIBYTES, room_bytes >> 20
+    while fits < most:
+        middle = (fits + most + 1) // 2
+        if _memory_bytes(middle << 20, limits, core_memory) <= room_bytes:
+            fits = middle
+        else:
+            most = middle - 1
+    return f"{fits >> 10}GiB" if fits >= 4 << 10 else f"{fits}MiB"
 
 
 def _gibibytes(size_bytes: int) -> int:

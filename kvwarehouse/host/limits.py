@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ class HostLimits:
     nvme: DirectoryFacts | None = None
     dram_bytes: int = 0
     nvme_bytes: int = 0
+    index_pages: int = 0
+    """0: as many as the core chooses for the capacities."""
+    policy: str = ""
     pid: int = 0
     """Of the daemon whose limits these are; 0: of a process that is started here."""
     memlock_bytes: int = UNLIMITED
@@ -69,6 +72,14 @@ class Tiers:
     """URL of a store; only what was asked for."""
     fleet_secret: str = ""
     """Its file; only what was asked for."""
+    index_pages: int = 0
+    policy: str = ""
+
+
+CoreMemory = Callable[[Tiers], tuple[int, int]]
+"""What the core of a daemon with such tiers takes beside DRAM and its headers, in bytes: (of the
+index, which lies beside the arena; of its tables). The core knows it, which no module here imports:
+the caller brings it."""
 
 
 def io_uring_errno() -> int:
@@ -83,9 +94,19 @@ def io_uring_errno() -> int:
 def tiers_of(pid: int, status: Mapping[str, Any]) -> Tiers:
     """What a daemon has, as far as its status and its process (0: none that is seen) tell."""
     arena, nvme = daemon_process.directories_of(pid) if pid else ("", "")
-    tiers = status.get("core", {}).get("tiers", {})
+    core = status.get("core", {})
+    tiers = core.get("tiers", {})
     dram, disk = (int(tiers.get(name, {}).get("capacity_bytes", 0)) for name in ("dram", "nvme"))
-    return Tiers(dram, disk, arena, nvme, pid)
+    pages = int(core.get("index", {}).get("capacity", 0))
+    return Tiers(dram, disk, arena, nvme, pid, index_pages=pages, policy=core.get("policy", ""))
+
+
+def with_asked(tiers: Tiers, asked: Tiers) -> Tiers:
+    """`asked` where it says something, else `tiers`. Of other capacities the index is another."""
+    given = {name: value for name, value in vars(asked).items() if value}
+    if asked.dram_bytes or asked.nvme_bytes:
+        tiers = replace(tiers, index_pages=0)
+    return replace(tiers, **given)
 
 
 def host_limits(
@@ -103,6 +124,8 @@ def host_limits(
         dram_bytes=tiers.dram_bytes
         or default_dram_bytes(usable_bytes(process, root), arena.total_bytes),
         nvme_bytes=tiers.nvme_bytes,
+        index_pages=tiers.index_pages,
+        policy=tiers.policy,
         pid=tiers.pid,
         memlock_bytes=_limit("Max locked memory", limits, hard=False),
         may_lock=bool(int(word(r"CapEff:\s+(\w+)", status) or "0", 16) & _MAY_LOCK),

@@ -4,6 +4,7 @@ the value that it is to be set to and the command; and nothing is said of a host
 from __future__ import annotations
 
 import errno
+import io
 import os
 import socket
 from collections.abc import Callable
@@ -13,13 +14,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvwarehouse.host import Finding, Tiers, Verdict, daemon_process, host_limits, judge
+from kvwarehouse import config, core
+from kvwarehouse.daemon import directories
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.errors import StorageError
+from kvwarehouse.host import (
+    Finding,
+    Tiers,
+    Verdict,
+    daemon_process,
+    filesystems,
+    host_limits,
+    judge,
+    memory,
+)
 from kvwarehouse.host.checks import daemon_found, findings_of
 from kvwarehouse.host.daemon_process import directories_of, pid_at
 from kvwarehouse.host.filesystems import DirectoryFacts, directory_facts
-from kvwarehouse.host.limits import io_uring_errno
+from kvwarehouse.host.limits import HostLimits, io_uring_errno, tiers_of, with_asked
 from kvwarehouse.host.remote import RemoteFacts, remote_facts, remote_findings
+from kvwarehouse.sizes import parse_size
 from kvwarehouse_connectors.doctor import command
+from kvwarehouse_connectors.doctor.look import core_memory
 
 GIB = 1 << 30
 LIMITS = "Max open files            1024                 {files}               files\n" + (
@@ -65,7 +81,7 @@ class Host:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
         limits = host_limits(self.tiers, self.root, io_uring=lambda: self.io_uring)
-        return {each.check: each for each in findings_of(limits)}
+        return {each.check: each for each in findings_of(limits, core_memory)}
 
 
 @pytest.fixture
@@ -194,7 +210,9 @@ def test_tmpfs_that_is_too_small_or_full_is_told_with_the_size_it_needs(tmp_path
 
     def judged(**changed: object) -> Finding:
         (found,) = [
-            f for f in findings_of(replace(limits, **changed)) if f.check == "shared memory"
+            f
+            for f in findings_of(replace(limits, **changed), core_memory)
+            if f.check == "shared memory"
         ]
         return found
 
@@ -207,6 +225,86 @@ def test_tmpfs_that_is_too_small_or_full_is_told_with_the_size_it_needs(tmp_path
     full = replace(arena, free_bytes=1 << 20)
     assert judged(dram_bytes=GIB // 2, arena=full).verdict is Verdict.WARN
     assert judged(dram_bytes=GIB // 2, arena=full, pid=7).verdict is Verdict.OK  # by its own arena
+
+
+DAEMONS: list[dict[str, object]] = [
+    {"dram": "1GiB"},
+    {"dram": "64GiB", "nvme_capacity": "1TiB"},  # the index has 2^n places
+    {"dram": "64GiB", "nvme_capacity": "15.36TB"},  # and takes a sixteenth of DRAM at most
+    {"dram": "64GiB", "index_pages": 200_000_000, "policy": "adaptive"},
+]
+
+
+@pytest.mark.parametrize("given", DAEMONS)
+def test_host_is_fit_from_the_byte_on_that_a_start_needs(
+    given: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: of the second it named less than its start took, and refused the third on 125 GiB,
+    of which it needed 76."""
+    for name in ("arena", "nvme"):
+        (tmp_path / name).mkdir()
+    if "nvme_capacity" in given:
+        given = {**given, "nvme_dir": str(tmp_path / "nvme")}
+    settings = config.load({"arena_dir": str(tmp_path / "arena"), **given}, {})
+    for check, need in needs_of_a_start(settings, monkeypatch).items():
+
+        def verdict(has: int, check: str = check) -> Verdict:
+            arena = DirectoryFacts("/a", "tmpfs", "/a", total_bytes=has, free_bytes=has)
+            limits = HostLimits(
+                arena,
+                dram_bytes=settings.dram_bytes,
+                nvme_bytes=settings.nvme_capacity_bytes,
+                index_pages=settings.index_pages,
+                policy=settings.policy,
+                memory_bytes=has,
+            )
+            return {each.check: each.verdict for each in findings_of(limits, core_memory)}[check]
+
+        assert verdict(need) is Verdict.OK
+        assert verdict(need - 1) is Verdict.FAIL
+
+
+def needs_of_a_start(settings: config.Config, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What it refuses by, by the doctor's check."""
+    options = core.CoreOptions()
+    for name in ("dram_bytes", "nvme_dir", "nvme_capacity_bytes", "index_pages", "policy"):
+        setattr(options, name, getattr(settings, name))
+    beside = core.index_bytes(options), core.table_bytes(options)
+    found = {}
+    monkeypatch.setattr(directories, "_is_tmpfs", lambda _: True)
+    monkeypatch.setattr(memory, "usable_bytes", lambda: 1 << 20)
+    for check, free_bytes in (("shared memory", 1 << 20), ("memory limit", 1 << 60)):
+        monkeypatch.setattr(filesystems, "free_bytes", lambda _, free=free_bytes: free)
+        with pytest.raises(StorageError) as caught:
+            directories.check_room(settings, *beside, Log("json", io.StringIO()))
+        found[check] = int(caught.value.context["needed_bytes"])
+    return found
+
+
+@pytest.mark.parametrize("has", ["300MiB", "8GiB", "125GiB"])
+def test_dram_that_is_advised_fits(has: str) -> None:
+    limits = HostLimits(
+        DirectoryFacts("/a", "tmpfs", "/a", total_bytes=1 << 50, free_bytes=1 << 50),
+        dram_bytes=1 << 40,
+        nvme_bytes=1 << 40,
+        memory_bytes=parse_size(has),
+    )
+    advice = findings_of(limits, core_memory)[0]
+    assert advice.verdict is Verdict.FAIL
+    advised = parse_size(advice.fix.rpartition(" ")[2])
+    assert advised > limits.memory_bytes // 3
+    fits = replace(limits, dram_bytes=advised)
+    assert findings_of(fits, core_memory)[0].verdict is Verdict.OK
+
+
+def test_index_of_a_daemon_counts_as_it_is_unless_other_capacities_are_asked_for() -> None:
+    status = {"core": {"index": {"capacity": 1 << 27}, "policy": "adaptive"}}
+    tiers = tiers_of(0, status)
+    assert (tiers.index_pages, tiers.policy) == (1 << 27, "adaptive")
+    assert with_asked(tiers, Tiers(arena_dir="/a")).index_pages == 1 << 27
+    assert with_asked(tiers, Tiers(1 << 30)).index_pages == 0
+    assert with_asked(tiers, Tiers(1 << 30, index_pages=5)).index_pages == 5
+    assert core_memory(replace(tiers, policy="of a newer daemon")) > core_memory(Tiers(1 << 30))
 
 
 @pytest.mark.parametrize(
@@ -323,10 +421,11 @@ def test_process_of_another_pid_namespace_is_told_from_none(
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
-        found = judge(f"unix://{path}", path, "", {}, Tiers(16 << 20))[0]
+        found = judge(f"unix://{path}", path, "", {}, Tiers(16 << 20), core_memory)[0]
     assert found.verdict is Verdict.SKIP
     assert "of another pid namespace" in found.what
-    assert judge("unix:///x", "/x", "no daemon", {}, Tiers(16 << 20))[0].what.startswith("none at")
+    found = judge("unix:///x", "/x", "no daemon", {}, Tiers(16 << 20), core_memory)[0]
+    assert found.what.startswith("none at")
 
 
 def test_kernel_is_asked_without_making_a_ring() -> None:
@@ -343,13 +442,22 @@ def test_command_judges_what_it_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert "DRAM of 900 TiB" in told
     assert f"{tmp_path} is on" in told
     assert "host cannot serve yet" in told
-    with pytest.raises(SystemExit):
-        command(["host", "--dram", "much"])
+    pages = ["--index-pages", "1000000000", "--policy", "adaptive"]
+    assert command(["host", "--dram", "64MiB", *where, *pages]) == 1
+    assert "64 MiB needs 128 GiB in" in capsys.readouterr().out
+    for wrong in (["--dram", "much"], ["--index-pages", "-1"], ["--policy", "none"]):
+        with pytest.raises(SystemExit):
+            command(["host", *wrong])
 
 
 def test_host_without_a_remote_tier_is_asked_nothing_of_one(tmp_path: Path) -> None:
     found = judge(
-        "a", f"{tmp_path}/none.sock", "none", {"remote": {"url": "", "state": ""}}, Tiers()
+        "a",
+        f"{tmp_path}/none.sock",
+        "none",
+        {"remote": {"url": "", "state": ""}},
+        Tiers(),
+        core_memory,
     )
     assert not [each for each in found if each.check in ("remote tier", "fleet secret")]
 

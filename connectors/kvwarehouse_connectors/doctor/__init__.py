@@ -129,7 +129,7 @@ def _gpu(args: argparse.Namespace) -> list[Finding]:
 def _host(args: argparse.Namespace) -> list[Finding]:
     import kvwarehouse as kvw
     from kvwarehouse.host import Tiers, judge
-    from kvwarehouse_connectors.doctor.look import daemon_facts
+    from kvwarehouse_connectors.doctor.look import core_memory, daemon_facts
 
     daemon = daemon_facts(args.address or kvw.default_address())
     asked = Tiers(
@@ -139,8 +139,10 @@ def _host(args: argparse.Namespace) -> list[Finding]:
         args.nvme_dir,
         remote=args.remote,
         fleet_secret=args.fleet_secret,
+        index_pages=args.index_pages,
+        policy=args.policy,
     )
-    return judge(daemon.address, daemon.path, daemon.error, daemon.status, asked)
+    return judge(daemon.address, daemon.path, daemon.error, daemon.status, asked, core_memory)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -212,6 +214,10 @@ def _parser() -> argparse.ArgumentParser:
     host.add_argument("--nvme-capacity", metavar="SIZE", type=_size, default=0, help="Likewise.")
     host.add_argument("--arena-dir", metavar="DIR", default="", help="Likewise.")
     host.add_argument("--nvme-dir", metavar="DIR", default="", help="Likewise.")
+    host.add_argument(
+        "--index-pages", metavar="COUNT", type=_index_pages, default=0, help="Likewise."
+    )
+    host.add_argument("--policy", choices=("lru", "adaptive"), default="", help="Likewise.")
     host.add_argument("--remote", metavar="URL", default="", help="Likewise.")
     host.add_argument("--fleet-secret", metavar="FILE", default="", help="Likewise.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead.")
@@ -235,6 +241,13 @@ def _timeout_s(text: str) -> float:
             f"{text} is not a number of seconds from 0 to {_LONGEST_S:g}"
         )
     return seconds
+
+
+def _index_pages(text: str) -> int:
+    pages = int(text)
+    if not 0 <= pages <= 1 << 30:
+        raise ValueError
+    return pages
 
 
 def _page_tokens(text: str) -> int:

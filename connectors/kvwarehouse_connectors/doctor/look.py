@@ -85,6 +85,19 @@ def host_facts() -> HostFacts:
     )
 
 
+def core_memory(tiers: Tiers) -> tuple[int, int]:
+    """As `kvwarehouse.host.CoreMemory` says."""
+    from kvwarehouse.core import CoreOptions, index_bytes, policy_names, table_bytes
+
+    options = CoreOptions()
+    options.dram_bytes, options.nvme_capacity_bytes = tiers.dram_bytes, tiers.nvme_bytes
+    options.nvme_dir = "some" if tiers.nvme_bytes else ""  # only whether there is one matters
+    options.index_pages = tiers.index_pages
+    if tiers.policy in policy_names():  # a newer daemon may have others
+        options.policy = tiers.policy
+    return index_bytes(options), table_bytes(options)
+
+
 def daemon_facts(address: str) -> DaemonFacts:
     path = address.removeprefix(_LOCAL) if address.startswith((_LOCAL, "/")) else ""
     path = path.removeprefix("//") if path.startswith("///") else path
