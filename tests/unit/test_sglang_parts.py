@@ -189,11 +189,19 @@ def test_weights_that_nothing_names_refuse_the_start(tmp_path: Any) -> None:
 def test_an_adapter_with_other_weights_is_another_namespace(tmp_path: Any) -> None:
     (tmp_path / "adapter_model.bin").write_bytes(b"one")
     engine = EngineInfo("1", adapters={"a": str(tmp_path)})
-    first = adapters_of(engine)
-    assert adapters_of(EngineInfo("1")) == ""
-    assert adapters_of(engine) == first
+    first = adapters_of(engine, Settings())
+    assert adapters_of(EngineInfo("1"), Settings()) == ""
+    assert adapters_of(engine, Settings()) == first
     (tmp_path / "adapter_model.bin").write_bytes(b"two")
-    assert adapters_of(engine) != first
+    assert adapters_of(engine, Settings()) != first
+
+
+def test_an_adapter_that_is_in_no_file_refuses_the_start() -> None:
+    """Incident: of a name on the hub the name alone counted, whatever the adapter's weights."""
+    engine = EngineInfo("1", adapters={"a": "org/adapter-that-nobody-has"})
+    with pytest.raises(kvw.UsageError, match=r"org/adapter-.*Set kvwarehouse\.weights"):
+        adapters_of(engine, Settings())
+    assert adapters_of(engine, Settings(weights="mine"))
 
 
 def test_whatever_a_page_depends_on_makes_another_namespace() -> None:

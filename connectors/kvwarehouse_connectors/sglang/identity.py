@@ -9,11 +9,13 @@ Stateless. `weights_of` reads the files of the weights, so not on a thread that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.identity import (
     checkpoint_fingerprint,
     digest_of,
+    local_checkpoint,
     no_weights,
     short_name,
 )
@@ -44,13 +46,36 @@ def weights_of(engine: EngineInfo, settings: Settings) -> str:
     return checkpoint_fingerprint(engine.checkpoint, engine.revision, engine.cache_dir, WHERE)
 
 
-def adapters_of(engine: EngineInfo) -> str:
-    """A digest of the adapters' names, paths and weights; "" without any."""
+def adapters_of(engine: EngineInfo, settings: Settings) -> str:
+    """A digest of the adapters' names, paths and weights; "" without any. Raises UsageError (code
+    "no_weights") where an adapter is in no file and kvwarehouse.weights does not stand for it."""
     if not engine.adapters:
         return ""
     return digest_of(
-        {name: [path, kvw.fingerprint(path)] for name, path in engine.adapters.items()}
+        {
+            name: [path, _adapter_weights(path, engine.cache_dir, settings)]
+            for name, path in engine.adapters.items()
+        }
     )
+
+
+def _adapter_weights(path: str, cache_dir: str | None, settings: Settings) -> list[str]:
+    """Of an adapter on the hub SGLang reads adapter_config.json from the hub's own cache, and the
+    weights from download_dir, where they are there."""
+    try:
+        config = local_checkpoint(path, None, None, WHERE)
+    except kvw.UsageError:
+        if settings.weights:
+            return []
+        raise
+    try:
+        weights = local_checkpoint(path, None, cache_dir, WHERE)
+    except kvw.UsageError:
+        weights = config
+    if weights == config:
+        return [kvw.fingerprint(weights)]
+    told = (Path(config) / "adapter_config.json").read_text(encoding="utf-8")
+    return [kvw.fingerprint(weights), told]
 
 
 @dataclass(frozen=True)

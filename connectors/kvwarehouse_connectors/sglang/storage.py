@@ -52,7 +52,7 @@ class WarehouseStorage(compat.HiCacheStorage):
             engine,
             ranks,
             weights,
-            adapters_of(engine),
+            adapters_of(engine, self._settings),
             self._settings.salt,
         )
         self._counts = Counts()

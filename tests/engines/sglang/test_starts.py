@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from sglang.srt import runtime_context
 from sglang.srt.arg_groups.arg_utils import namespace_of
+from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.mem_cache import utils
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
@@ -161,6 +163,50 @@ def test_engines_share_by_the_content_of_their_checkpoint_and_their_configuratio
         pytest.raises(kvw.UsageError, match="speculative decoding by EAGLE"),
     ):
         start(shared.address, **unnamed)
+
+
+def on_the_hub(cache: Path, commit: str, **files: bytes) -> None:
+    """In the local cache of the hub: the adapter org/adapter at this commit, with these files."""
+    repository = cache / "models--org--adapter"
+    folder = repository / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_bytes(content)
+
+
+@pytest.mark.parametrize("download_dir", [False, True], ids=["hub's cache", "download_dir"])
+def test_an_adapter_of_the_hub_with_a_new_revision_shares_nothing(
+    start: Any,
+    shared: Serving,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    download_dir: bool,
+    seed: int,
+) -> None:
+    """Incident: SGLang's keys name an adapter by its path, and so did the namespace. After a new
+    revision the engine loaded the KV of the old one."""
+    hub, tokens = tmp_path / "hub", prompt(seed, 3)
+    weights = tmp_path / "downloads" if download_dir else hub
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
+    fields = {
+        "model_path": str(checkpoint(tmp_path / "model", b"")),
+        "lora_paths": [LoRARef(lora_id="1", lora_name="a", lora_path="org/adapter")],
+        "download_dir": str(weights) if download_dir else None,
+    }
+    revisions = [(b"{}", b"one"), (b"{}", b"two"), (b'{"lora_alpha": 2}', b"two")]
+    for number, (told, content) in enumerate(revisions):
+        files = {"adapter_config__json": told, "adapter_model__bin": content}
+        if download_dir:
+            on_the_hub(hub, str(number), adapter_config__json=files.pop("adapter_config__json"))
+        on_the_hub(weights, str(number), **files)
+        with with_engine(**fields):
+            engine = start(shared.address, **{"kvwarehouse.weights": ""})
+            assert engine.prefetch(tokens).hit == 0
+            engine.store(tokens, seed)
+            again = start(shared.address, **{"kvwarehouse.weights": ""})
+            assert again.prefetch(tokens).hit == 3 * PAGE
 
 
 def test_when_the_weights_change_nothing_is_loaded_or_stored_any_more(
