@@ -186,6 +186,24 @@ def test_weights_that_nothing_names_refuse_the_start(tmp_path: Any) -> None:
     assert found == kvw.fingerprint(tmp_path)
 
 
+def test_what_is_computed_with_beside_the_checkpoint_is_of_the_weights(tmp_path: Any) -> None:
+    """Incident: engines with one model and other experts for the CPU shared pages."""
+    model, experts = tmp_path / "model.bin", tmp_path / "experts.bin"
+    model.write_bytes(b"model")
+
+    def found(**more: str) -> str:
+        return weights_of(EngineInfo("1", checkpoint=str(model), more_checkpoints=more), Settings())
+
+    names = [found()]
+    for content in (b"one", b"two"):
+        experts.write_bytes(content)
+        names += [found(kt_weight_path=str(experts)), found(restore_path=str(experts))]
+        assert found(kt_weight_path=str(experts)) == names[-2]
+    assert len(set(names)) == len(names)
+    with pytest.raises(kvw.UsageError, match=r"/gone is not a path.*Set kvwarehouse\.weights"):
+        found(kt_weight_path="/gone")
+
+
 def test_an_adapter_with_other_weights_is_another_namespace(tmp_path: Any) -> None:
     (tmp_path / "adapter_model.bin").write_bytes(b"one")
     engine = EngineInfo("1", adapters={"a": str(tmp_path)})

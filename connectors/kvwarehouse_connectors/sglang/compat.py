@@ -49,6 +49,9 @@ _CONFIG = (
     "fp8_gemm_runner_backend",
     "is_embedding",
     "json_model_override_args",
+    "kt_max_deferred_experts_per_token",
+    "kt_method",
+    "kt_num_gpu_experts",
     "kv_cache_dtype",
     "load_format",
     "modelopt_quant",
@@ -57,7 +60,11 @@ _CONFIG = (
     "prefill_attention_backend",
     "quantization",
     "quantization_param_path",
+    "rl_quant_profile",
 )
+
+# Of it: paths of what is computed with beside the model's own files, or in their place.
+_CHECKPOINTS = ("kt_weight_path", "modelopt_checkpoint_restore_path")
 
 # Of a pool: what tells its bytes apart beside its layout, where it has it.
 _SHAPE = (
@@ -98,6 +105,9 @@ def engine_info(storage_config: Any) -> EngineInfo:
         VERSION,
         model=checkpoint,
         checkpoint=checkpoint,
+        more_checkpoints={
+            name: str(_leaf(name)) for name in _CHECKPOINTS if _leaf(name, None) is not None
+        },
         revision=_leaf("revision"),
         cache_dir=_leaf("download_dir"),
         config={name: str(_leaf(name, "")) for name in _CONFIG},

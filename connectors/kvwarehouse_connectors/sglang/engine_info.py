@@ -23,6 +23,8 @@ class EngineInfo:
     """The name it is served by, for people."""
     checkpoint: str = ""
     """Path or hub name of the weights; "" where SGLang's configuration is not there."""
+    more_checkpoints: Mapping[str, str] = field(default_factory=dict)
+    """Paths of what it computes with beside the checkpoint, or in its place, by SGLang's name."""
     revision: str | None = None
     cache_dir: str | None = None
     config: Mapping[str, str] = field(default_factory=dict)

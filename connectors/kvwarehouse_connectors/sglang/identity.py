@@ -43,7 +43,14 @@ def weights_of(engine: EngineInfo, settings: Settings) -> str:
     if engine.problem or not engine.checkpoint:
         problem = engine.problem or "SGLang's configuration is not there to name them"
         raise no_weights(problem, WHERE)
-    return checkpoint_fingerprint(engine.checkpoint, engine.revision, engine.cache_dir, WHERE)
+    found = checkpoint_fingerprint(engine.checkpoint, engine.revision, engine.cache_dir, WHERE)
+    if not engine.more_checkpoints:
+        return found
+    more = {
+        name: checkpoint_fingerprint(path, None, None, WHERE)
+        for name, path in engine.more_checkpoints.items()
+    }
+    return digest_of([found, more])
 
 
 def adapters_of(engine: EngineInfo, settings: Settings) -> str:

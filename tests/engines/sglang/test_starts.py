@@ -128,7 +128,8 @@ def test_the_backend_is_what_sglang_asks_for() -> None:
 
 def test_every_name_of_the_configuration_that_is_read_exists_in_this_version() -> None:
     known = set(namespace_of(ServerArgs))
-    assert [name for name in compat._CONFIG if name not in known] == []
+    read = (*compat._CONFIG, *compat._CHECKPOINTS)
+    assert [name for name in read if name not in known] == []
     others = ("model_path", "nnodes", "tp_size", "pp_size", "load_format", "revision", "lora_paths")
     more = ("download_dir", "speculative_algorithm", "weight_version", "hicache_host_memory_mode")
     assert [name for name in (*others, *more) if name not in known] == []
@@ -161,6 +162,32 @@ def test_engines_share_by_the_content_of_their_checkpoint_and_their_configuratio
     with (
         with_engine(model_path=str(path), speculative_algorithm="EAGLE"),
         pytest.raises(kvw.UsageError, match="speculative decoding by EAGLE"),
+    ):
+        start(shared.address, **unnamed)
+
+
+def test_engines_that_compute_with_other_weights_than_the_models_share_nothing(
+    start: Any, shared: Serving, tmp_path: Path, seed: int
+) -> None:
+    """Incident: one model_path was one namespace, whatever else SGLang was told to compute with."""
+    tokens, unnamed = prompt(seed, 3), {"kvwarehouse.weights": ""}
+    path = str(checkpoint(tmp_path / "model", b""))
+    others = [str(tmp_path / name) for name in ("one.bin", "two.bin")]
+    for other in others:
+        Path(other).write_text(other)
+    changes: list[dict[str, Any]] = [{}, {"modelopt_checkpoint_restore_path": others[0]}]
+    changes += [{"kt_weight_path": other} for other in others]
+    changes += [{**changes[-1], "kt_num_gpu_experts": 2}, {**changes[-1], "kt_method": "BF16"}]
+    changes += [{**changes[-3], "kt_max_deferred_experts_per_token": 1}, {"rl_quant_profile": "p"}]
+    for changed in changes:
+        with with_engine(model_path=path, **changed):
+            engine = start(shared.address, **unnamed)
+            assert engine.prefetch(tokens).hit == 0, changed
+            engine.store(tokens, seed)
+            assert start(shared.address, **unnamed).prefetch(tokens).hit == 3 * PAGE
+    with (
+        with_engine(model_path=path, kt_weight_path=str(tmp_path / "gone")),
+        pytest.raises(kvw.UsageError, match=r"gone is not a path.*Set kvwarehouse\.weights"),
     ):
         start(shared.address, **unnamed)
 
