@@ -91,26 +91,29 @@ class PoolPages(PageStore):
             return [False] * len(span)
         began = time.monotonic()
         end = began + self._options.store_timeout_s
-        stored = already = dropped = 0
+        results = []
         for part, shard in enumerate(self._options.shards):
             left = max(0.0, end - time.monotonic())
             regions = partial(slots.regions, part)
-            result = self._store(self._space(span), span, regions, left, shard)
-            self._counts.why("dropped", result.dropped)
-            stored += result.stored
-            already += result.already
-            dropped += result.dropped_pages
-        parts = len(self._options.shards)
-        size = stored * self._alone.page_bytes
-        self._counts.stored(stored // parts, size, time.monotonic() - began)
-        self._counts.add(already_pages=already // parts)
-        if not dropped:
+            results.append(self._store(self._space(span), span, regions, left, shard))
+        self._count_stores(results, time.monotonic() - began)
+        if not any(result.dropped for result in results):
             return [True] * len(span)
         return [bool(there) for there in self._present(span, counted=False)]
 
     def _present(self, span: Span, *, counted: bool) -> NDArray[np.bool_]:
         present = self._reachable(self._tiers(self._space(span), span, counted=counted))
         return np.logical_and.accumulate(present) if span.chained else present
+
+    def _count_stores(self, results: list[kvw.StoreResult], seconds: float) -> None:
+        """results: one for each part. A page counts once, however many parts it has; of those that
+        were not stored, as the part has it of which most were not."""
+        stored = sum(result.stored for result in results)
+        already = sum(result.already for result in results)
+        self._counts.stored(stored // len(results), stored * self._alone.page_bytes, seconds)
+        self._counts.add(already_pages=already // len(results))
+        worst = max(results, key=lambda result: result.dropped_pages)
+        self._counts.why("dropped", worst.dropped)
 
     def _load_part(self, span: Span, slots: PageSlots, part: int, end_s: float) -> int:
         """Waits for pages on NVMe a while at a time, so that a daemon that stops is noticed."""

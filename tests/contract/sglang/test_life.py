@@ -175,6 +175,19 @@ def test_what_the_warehouse_drops_is_reported_as_not_stored(
     assert counts.totals()["stored_pages"] == 2
 
 
+def test_pages_that_are_dropped_count_once_for_all_of_their_parts(
+    attach: Any, serving: Serving, seed: int, counts: Counts
+) -> None:
+    """Incident: with tp_lcm_size a full daemon seemed to drop as many times more as a rank has
+    parts."""
+    pool, span = ModelPool("page_head", heads=4), span_of(seed)
+    warehouse = attach(pool, serving.address, ranks=RankInfo(tp_lcm_size=4))
+    with serving.connect() as client:
+        client.drain()
+    assert warehouse.store(span, pool.slots(PAGES)) == [False] * 4
+    assert counts.totals()["dropped.draining"] == counts.totals()["dropped_pages"] == 4
+
+
 def test_pages_whose_other_ranks_never_come_stay_within_the_bound(
     attach: Any, serving: Serving, seed: int, counts: Counts
 ) -> None:
