@@ -28,7 +28,6 @@ EXTRA: dict[str, Any] = {
     "module_path": "kvwarehouse_connectors.sglang",
     "class_name": "WarehouseStorage",
     "interface_v1": 1,
-    "hicache_storage_pass_prefix_keys": True,
     "kvwarehouse.address": f"unix://{SOCKET}",
 }
 NAMED = {
@@ -199,13 +198,6 @@ FAULTS: dict[str, tuple[str, Facts, str, Verdict, str]] = {
         "interface",
         Verdict.WARN,
         "tp_lcm_size = 4",
-    ),
-    "pages without those before them": (
-        "sglang",
-        extra(hicache_storage_pass_prefix_keys=None),
-        "prefix keys",
-        Verdict.WARN,
-        "hicache_storage_pass_prefix_keys",
     ),
     "a misspelt setting": (
         "sglang",

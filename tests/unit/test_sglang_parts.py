@@ -75,14 +75,14 @@ def test_a_digest_of_sglang_is_its_own_key_and_other_text_is_hashed() -> None:
 
 
 def test_a_span_that_is_cut_names_the_pages_that_it_had() -> None:
-    span = Span.of(list("abcde"), list("xyz"))
-    assert (span.position, span.parent) == (3, page_key("z"))
-    part = span.cut(2, 4)
-    assert part == Span([page_key("c"), page_key("d")], 5, page_key("b"))
-    assert span.cut(0, 1).parent == page_key("z")
-    assert Span.of(["a"], []).runs() == [kvw.KeyRun([page_key("a")])]
-    assert not Span.of(["a"]).cut(0, 1).chained
-    assert [run.position for run in Span.of(list("ab")).runs()] == [0, 0]
+    span = Span.of(list("abcde"))
+    assert span.cut(2, 4) == Span([page_key("c"), page_key("d")])
+    assert len(span.cut(4, 9)) == 1
+
+
+def test_each_page_of_a_span_stands_alone() -> None:
+    runs = Span.of(list("ab")).runs()
+    assert runs == [kvw.KeyRun([page_key("a")]), kvw.KeyRun([page_key("b")])]
 
 
 def test_prefixes_with_trailing_pages_are_those_whose_last_pages_are_there(
@@ -231,7 +231,6 @@ def test_whatever_a_page_depends_on_makes_another_namespace() -> None:
         )
         ranks = RankInfo(**changed.pop("ranks", {}))
         page = PageBytes(changed.pop("size", 4096), changed.pop("order", "flat:4096"))
-        chained = changed.pop("chained", False)
         identity = Identity(
             engine,
             ranks,
@@ -244,12 +243,12 @@ def test_whatever_a_page_depends_on_makes_another_namespace() -> None:
             "page_tokens": 64, "dtype": "bfloat16", "shape": {"layers": "2"}, "heads": 8, **changed,
         }  # fmt: skip
         pool = PoolInfo(**facts)
-        return identity.namespace(pool, split_of(pool, ranks), page, chained=chained).id
+        return identity.namespace(pool, split_of(pool, ranks), page).id
 
     changes: list[dict[str, Any]] = [
         {"version": "2"}, {"model": "n"}, {"config": {"dtype": "half"}}, {"ranks": {"tp_size": 2}},
         {"ranks": {"pp_size": 2}}, {"ranks": {"pp_size": 2, "pp_rank": 1}}, {"size": 8192},
-        {"order": "pieces:4096"}, {"chained": True}, {"weights": "v"}, {"adapters": "a"},
+        {"order": "pieces:4096"}, {"weights": "v"}, {"adapters": "a"},
         {"salt": "s"}, {"name": "swa"}, {"type_name": "MLA"}, {"layout": "layer_first"},
         {"page_tokens": 32}, {"dtype": "float16"}, {"shape": {"layers": "3"}}, {"heads": 4},
     ]  # fmt: skip

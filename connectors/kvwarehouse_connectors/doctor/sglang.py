@@ -81,7 +81,6 @@ def _configuration(facts: Facts) -> Iterator[Finding]:
         return
     yield _backend(config)
     yield _interface(config)
-    yield _prefix_keys(config)
 
 
 def _backend(config: Mapping[str, Any]) -> Finding:
@@ -106,18 +105,6 @@ def _interface(config: Mapping[str, Any]) -> Finding:
     if cut > 1:
         told += f"; with tp_lcm_size = {cut} above the TP size the engine does not start"
     return warn(check, told, '"interface_v1": 1')
-
-
-def _prefix_keys(config: Mapping[str, Any]) -> Finding:
-    check = "prefix keys"
-    if config.get("hicache_storage_pass_prefix_keys"):
-        return ok(check, "a prefix leaves from its end; engines that share all pass them")
-    return warn(
-        check,
-        "SGLang does not say which page follows which: a prefix may lose its begin first, and"
-        " shares no page with engines that say it",
-        '"hicache_storage_pass_prefix_keys": true',
-    )
 
 
 def _plugin(facts: Facts) -> Finding:

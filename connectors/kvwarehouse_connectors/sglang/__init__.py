@@ -4,7 +4,6 @@
         --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{
           "backend_name": "kvwarehouse", "module_path": "kvwarehouse_connectors.sglang",
           "class_name": "WarehouseStorage", "interface_v1": 1,
-          "hicache_storage_pass_prefix_keys": true,
           "kvwarehouse.address": "unix:///run/kvw/kvw.sock"}'
 
 docs/sglang.md has the rest. Needs sglang, which is imported when the class is first used.

@@ -163,12 +163,6 @@ def pool_info(pool: Any, name: str) -> PoolInfo:
     )
 
 
-def knows_chains() -> bool:
-    """Whether the keys that SGLang passes as those before a page are those: in buffer mode it also
-    passes spans whose first pages it has left out, without saying so (trim_prefetch_full_head)."""
-    return bool(_leaf("hicache_host_memory_mode", "cache") == "cache")
-
-
 def weights_mark() -> object:
     """Something that changes before the weights of a running engine do, or with the version that
     SGLang is told with them."""

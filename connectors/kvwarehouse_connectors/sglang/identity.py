@@ -95,10 +95,7 @@ class Identity:
     adapters: str
     salt: str
 
-    def namespace(
-        self, pool: PoolInfo, split: Split, page: PageBytes, *, chained: bool
-    ) -> kvw.Namespace:
-        """chained: of pages that are stored as chains, which those that stand alone never meet."""
+    def namespace(self, pool: PoolInfo, split: Split, page: PageBytes) -> kvw.Namespace:
         return kvw.Namespace(
             model=short_name(self.engine.model),
             weights=self.weights,
@@ -113,7 +110,6 @@ class Identity:
             salt=self.salt,
             hash_scheme=HASH_SCHEME,
             extra={
-                "chained": str(chained),
                 "config": digest_of(dict(self.engine.config)),
                 "layout": pool.layout,
                 "order": digest_of(page.order),

@@ -1,8 +1,10 @@
 """SGLang's page keys as the warehouse has them.
 
 A key of SGLang is the SHA-256 of the page's whole prefix, in hexadecimal: those 32 bytes are used
-as they are. Where SGLang also passes the keys before (hicache_storage_pass_prefix_keys), pages are
-stored as a chain: then a prefix leaves the warehouse from its end. Without, each stands alone.
+as they are, and each page stands alone. SGLang can also pass the keys before a page
+(hicache_storage_pass_prefix_keys), which could make chains of them, but they are not to be
+believed: 0.5.23 leaves out those of the last node that it has when it prefetches, and of the pages
+that it trims in buffer mode, and a decode offload passes none.
 
 Stateless.
 """
@@ -32,33 +34,17 @@ class Span:
     """Consecutive pages of one prompt."""
 
     keys: Sequence[bytes]
-    position: int | None = None
-    """Of the first within its prompt; None where it is not known, and each page stands alone."""
-    parent: bytes | None = None
-    """The key of the page before the first."""
 
     @staticmethod
-    def of(keys: Sequence[str], before: Sequence[str] | None = None) -> Span:
-        """By SGLang's keys. before: of all pages of the prompt before these, where known."""
-        named = [page_key(key) for key in keys]
-        if before is None:
-            return Span(named)
-        return Span(named, len(before), page_key(before[-1]) if before else None)
-
-    @property
-    def chained(self) -> bool:
-        return self.position is not None
+    def of(keys: Sequence[str]) -> Span:
+        """By SGLang's keys."""
+        return Span([page_key(key) for key in keys])
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def cut(self, begin: int, end: int) -> Span:
-        keys = self.keys[begin:end]
-        if self.position is None:
-            return Span(keys)
-        return Span(keys, self.position + begin, self.keys[begin - 1] if begin else self.parent)
+        return Span(self.keys[begin:end])
 
     def runs(self) -> list[kvw.KeyRun]:
-        if self.position is None:
-            return [kvw.KeyRun([key]) for key in self.keys]
-        return [kvw.KeyRun(list(self.keys), self.position, self.parent)]
+        return [kvw.KeyRun([key]) for key in self.keys]

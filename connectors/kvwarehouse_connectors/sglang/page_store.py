@@ -36,35 +36,27 @@ class PoolPagesOptions:
 
 
 class PoolPages(PageStore):
-    """alone, chained: the namespaces of pages that stand alone and of those in chains."""
+    """space: the namespace of its pages."""
 
     def __init__(
         self,
         connection: DaemonConnection,
-        alone: kvw.Namespace,
-        chained: kvw.Namespace,
+        space: kvw.Namespace,
         counts: Counts,
         options: PoolPagesOptions,
     ) -> None:
         super().__init__(connection)
-        self._alone = alone
-        self._chained = chained
+        self._space = space
         self._counts = counts
         self._options = options
 
-    @property
-    def spaces(self) -> tuple[kvw.Namespace, kvw.Namespace]:
-        return self._alone, self._chained
-
     def there(self, span: Span) -> NDArray[np.bool_]:
-        """Of each page, whether a load may expect it now; pages of a chain end at its first gap.
-        What is on NVMe only comes while the daemon is alive. Reads shared memory, no call."""
+        """Of each page, whether a load may expect it now. What is on NVMe only comes while the
+        daemon is alive. Reads shared memory, no call."""
         found = np.zeros(len(span), np.bool_)
-        done = 0
-        while done < len(span) and (not span.chained or found[:done].all()):
-            part = span.cut(done, done + LOOKUP_KEYS)
-            found[done : done + len(part)] = self._present(part, counted=True)
-            done += len(part)
+        for begin in range(0, len(span), LOOKUP_KEYS):
+            part = span.cut(begin, begin + LOOKUP_KEYS)
+            found[begin : begin + len(part)] = self._present(part, counted=True)
         self._counts.add(hit_pages=int(found.sum()))
         return found
 
@@ -79,7 +71,7 @@ class PoolPages(PageStore):
             if not filled:
                 return 0
         slots.take(filled)
-        size = filled * len(self._options.shards) * self._alone.page_bytes
+        size = filled * len(self._options.shards) * self._space.page_bytes
         self._counts.loaded(filled, size, time.monotonic() - began)
         return filled
 
@@ -95,22 +87,21 @@ class PoolPages(PageStore):
         for part, shard in enumerate(self._options.shards):
             left = max(0.0, end - time.monotonic())
             regions = partial(slots.regions, part)
-            results.append(self._store(self._space(span), span, regions, left, shard))
+            results.append(self._store(self._space, span, regions, left, shard))
         self._count_stores(results, time.monotonic() - began)
         if not any(result.dropped for result in results):
             return [True] * len(span)
         return [bool(there) for there in self._present(span, counted=False)]
 
     def _present(self, span: Span, *, counted: bool) -> NDArray[np.bool_]:
-        present = self._reachable(self._tiers(self._space(span), span, counted=counted))
-        return np.logical_and.accumulate(present) if span.chained else present
+        return self._reachable(self._tiers(self._space, span, counted=counted))
 
     def _count_stores(self, results: list[kvw.StoreResult], seconds: float) -> None:
         """results: one for each part. A page counts once, however many parts it has; of those that
         were not stored, as the part has it of which most were not."""
         stored = sum(result.stored for result in results)
         already = sum(result.already for result in results)
-        self._counts.stored(stored // len(results), stored * self._alone.page_bytes, seconds)
+        self._counts.stored(stored // len(results), stored * self._space.page_bytes, seconds)
         self._counts.add(already_pages=already // len(results))
         worst = max(results, key=lambda result: result.dropped_pages)
         self._counts.why("dropped", worst.dropped)
@@ -122,7 +113,7 @@ class PoolPages(PageStore):
             left = max(0.0, end_s - time.monotonic())
             rest = span.cut(filled, len(span))
             loaded = self._load(
-                self._space(rest),
+                self._space,
                 rest,
                 partial(_regions, slots, part, filled, len(rest)),
                 min(left, _SLICE_S),
@@ -133,9 +124,6 @@ class PoolPages(PageStore):
             if not waits or filled == len(span):
                 self._counts.why("missed", loaded.missed)
                 return filled
-
-    def _space(self, span: Span) -> kvw.Namespace:
-        return self._chained if span.chained else self._alone
 
 
 def _regions(slots: PageSlots, part: int, begin: int, pages: int) -> kvw.Regions:

@@ -51,32 +51,22 @@ class WarehousePool:
         self._memory = _memory(pool, info, len(split.mine))
         page = _page_bytes(pool, self._memory)
         self.part_bytes = page.size
-        alone = identity.namespace(info, split, page, chained=False)
-        chained = identity.namespace(info, split, page, chained=True)
+        self.space = identity.namespace(info, split, page)
         self._pages = PoolPages(
             connection,
-            alone,
-            chained,
+            self.space,
             counts,
             PoolPagesOptions(split.mine, settings.load_timeout_s, settings.store_timeout_s),
         )
-        for space in self.spaces:
-            connection.wait_namespace(space, _REGISTER_S)
+        connection.wait_namespace(self.space, _REGISTER_S)
         _log.info(
-            "kvwarehouse: pool %s, %d bytes a page in %d of %d shards, namespaces %s and %s",
+            "kvwarehouse: pool %s, %d bytes a page in %d of %d shards, namespace %s",
             info.name,
             page.size,
             len(split.mine),
             split.shards,
-            alone.id.hex(),
-            chained.id.hex(),
+            self.space.id.hex(),
         )
-
-    @property
-    def spaces(self) -> tuple[kvw.Namespace, ...]:
-        """Only pages of KV come in chains."""
-        chains = self._info.kind in ("mha", "mla")
-        return self._pages.spaces if chains else self._pages.spaces[:1]
 
     def there(self, span: Span) -> NDArray[np.bool_]:
         if not self._settings.loads or not len(span):

@@ -41,8 +41,6 @@ class WarehouseStorage(compat.HiCacheStorage):
         engine = compat.engine_info(storage_config)
         check_engine(engine, ranks)
         self._by_address = bool(extra.get("interface_v1", 0))
-        self._knows_chains = self._by_address and compat.knows_chains()
-        self._chains: bool | None = None  # whether pages come with the keys before them
         self._check_interface(ranks.tp_lcm_size > ranks.tp_size)
         self._check_weights()
         self._weights_mark = compat.weights_mark()
@@ -88,13 +86,13 @@ class WarehouseStorage(compat.HiCacheStorage):
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of the first keys are there."""
-        return longest(every_page(self._asked(keys, extra_info)))
+        return longest(every_page(self._there(compat.KV, Span.of(keys))))
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Sequence[Any] | None = None, extra_info: Any = None
     ) -> Any:
         """The prefixes of `keys` that can be restored from all of the pools."""
-        restorable = every_page(self._asked(keys, extra_info))
+        restorable = every_page(self._there(compat.KV, Span.of(keys)))
         hits: dict[str, int] = {compat.KV: longest(restorable)}
         for transfer in pool_transfers or ():
             asked = keys[: longest(restorable)]
@@ -109,22 +107,22 @@ class WarehouseStorage(compat.HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
-        return self._load(compat.KV, self._span(keys, extra_info), host_indices)
+        return self._load(compat.KV, Span.of(keys), host_indices)
 
     def batch_set_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
-        return self._store(compat.KV, self._span(keys, extra_info), host_indices)
+        return self._store(compat.KV, Span.of(keys), host_indices)
 
     def batch_get_v2(
         self, transfers: Sequence[Any], extra_info: Any = None
     ) -> dict[Any, list[bool]]:
-        return {one.name: self._load(*self._named(one, extra_info)) for one in transfers}
+        return {one.name: self._load(*_named(one)) for one in transfers}
 
     def batch_set_v2(
         self, transfers: Sequence[Any], extra_info: Any = None
     ) -> dict[Any, list[bool]]:
-        return {one.name: self._store(*self._named(one, extra_info)) for one in transfers}
+        return {one.name: self._store(*_named(one)) for one in transfers}
 
     # -- pages, as flat tensors ----------------------------------------------------------------
 
@@ -171,8 +169,7 @@ class WarehouseStorage(compat.HiCacheStorage):
                 code="no_daemon",
             )
         for pool in dict.fromkeys(self._pools.values()):
-            for space in pool.spaces:
-                client.clear(space)
+            client.clear(pool.space)
 
     def get_stats(self) -> Any:
         """Since the last call, as SGLang's metrics take them."""
@@ -207,31 +204,6 @@ class WarehouseStorage(compat.HiCacheStorage):
                 " kvwarehouse.weights"
             )
         return self._pools.get(name) if self._serving else None
-
-    def _span(self, keys: list[str], extra_info: Any) -> Span:
-        """Of a load or a store. SGLang's older interface passes keys alone to them."""
-        before = getattr(extra_info, "prefix_keys", None) if self._knows_chains else None
-        self._chains = before is not None
-        return Span.of(keys, before)
-
-    def _asked(self, keys: list[str], extra_info: Any) -> NDArray[np.bool_]:
-        """Of a lookup: there SGLang's hybrid controller passes None where nothing is before the
-        page (0.5.23: an empty list counts as none). Which it means its loads and stores tell, and
-        until the first of them both are tried."""
-        before = getattr(extra_info, "prefix_keys", None) if self._knows_chains else None
-        if before is None and self._chains:
-            before = []
-        there = self._there(compat.KV, Span.of(keys, before))
-        if before is None and self._chains is None and self._knows_chains and not there[:1].any():
-            there = self._there(compat.KV, Span.of(keys, []))
-        return there
-
-    def _named(self, transfer: Any, extra_info: Any) -> tuple[str, Span, Any]:
-        """Pages of other pools than the KV's stand alone: of a window or a state those before are
-        not there."""
-        name, keys = compat.pool_name(transfer.name), list(transfer.keys or ())
-        span = self._span(keys, extra_info) if name == compat.KV else Span.of(keys)
-        return name, span, transfer.host_indices
 
     def _there(self, name: str, span: Span) -> NDArray[np.bool_]:
         pool = self._pool(name)
@@ -299,3 +271,11 @@ class WarehouseStorage(compat.HiCacheStorage):
                 f" {WHERE} to a name of those that the engine has now",
                 code="no_weights",
             )
+
+
+def _named(transfer: Any) -> tuple[str, Span, Any]:
+    return (
+        compat.pool_name(transfer.name),
+        Span.of(list(transfer.keys or ())),
+        transfer.host_indices,
+    )

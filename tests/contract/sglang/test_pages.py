@@ -161,32 +161,6 @@ def test_a_load_ends_at_the_first_page_that_is_not_there(
     assert counts.totals()["missed_pages"] == 2
 
 
-def test_pages_of_a_chain_are_found_by_the_keys_before_them_alone(
-    attach: Any, shared: Serving, seed: int
-) -> None:
-    pool, named = ModelPool("page_first"), keys(seed)
-    warehouse = attach(pool, shared.address)
-    pool.fill(seed)
-    before = pool.content(PAGES)
-    assert all(warehouse.store(Span.of(named[:2], []), pool.slots(PAGES[:2])))
-    assert all(warehouse.store(Span.of(named[2:], named[:2]), pool.slots(PAGES[2:])))
-    assert warehouse.there(Span.of(named, [])).all()
-    assert warehouse.there(Span.of(named[1:], named[:1])).all()
-    assert not warehouse.there(Span.of(named)).any()
-    assert warehouse.load(Span.of(named[2:], names("x", "y")), pool.slots([0, 1])) == 0
-    assert warehouse.load(Span.of(named[1:], named[:1]), pool.slots([0, 1, 4])) == 3
-    assert pool.content([0, 1, 4]) == before[len(before) // 4 :]
-
-
-def test_a_chain_ends_at_its_first_gap(attach: Any, shared: Serving, seed: int) -> None:
-    pool, named = ModelPool("page_first"), keys(seed)
-    warehouse = attach(pool, shared.address)
-    pool.fill(seed)
-    warehouse.store(Span.of(named[:1], []), pool.slots([2]))
-    warehouse.store(Span.of(named[2:], named[:2]), pool.slots([3, 9]))
-    assert warehouse.there(Span.of(named, [])).tolist() == [True, False, False, False]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_flat_pages_and_pages_in_place_are_the_same_pages(
     attach: Any, shared: Serving, layout: str, seed: int

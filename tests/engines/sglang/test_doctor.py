@@ -21,7 +21,6 @@ EXTRA = {
     "module_path": "kvwarehouse_connectors.sglang",
     "class_name": "WarehouseStorage",
     "interface_v1": 1,
-    "hicache_storage_pass_prefix_keys": True,
 }
 
 

@@ -137,15 +137,18 @@ def test_evicted_pages_come_from_nvme_and_then_not_at_all(
     assert engine.prefetch(tokens).hit == 0
 
 
-def test_of_a_chain_that_is_evicted_page_by_page_the_begin_stays(
+def test_a_prompt_whose_begin_is_evicted_is_found_again_once_it_is_stored(
     start: Any, tmp_path: Path, seed: int
 ) -> None:
+    """Pages stand alone, so the begin, which was used first, leaves first."""
     with Serving(tmp_path, dram="32MiB") as serving, serving.connect() as client:
         engine, tokens = start(serving.address), prompt(seed, 5)
-        _, pages = engine.store(tokens, seed, before=[])
-        for left in (4, 3, 2, 1, 0):
-            assert client.evict(None, 1, "all") == 1
-            assert engine.prefetch(tokens, before=[]).pages == pages[:left]
+        _, pages = engine.store(tokens, seed)
+        assert client.evict(None, 1, "all") == 1
+        assert engine.prefetch(tokens).hit == 0
+        assert engine.prefetch(tokens[PAGE:], [tokens[:PAGE]]).pages == pages[1:]
+        _, again = engine.store(tokens[:PAGE], seed + 1)
+        assert engine.prefetch(tokens).pages == again + pages[1:]
 
 
 @pytest.fixture

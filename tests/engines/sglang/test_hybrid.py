@@ -11,7 +11,7 @@ from sglang_rig.engine import config, prompt
 from sglang_rig.hybrid import HybridEngine
 from sglang_rig.pools import PAGE
 
-BEFORE = pytest.mark.parametrize("before", [None, []], ids=["alone", "chained"])
+BEFORE = pytest.mark.parametrize("before", [None, []], ids=["no keys", "keys"])
 LAYOUT = pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
 
 

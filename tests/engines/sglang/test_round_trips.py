@@ -15,6 +15,7 @@ from sglang_rig.pools import PAGE, Shape
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head", "page_unified")
 MLA = ("layer_first", "page_first", "page_first_direct")
 SHAPES = [Shape(layout) for layout in MHA] + [Shape(layout, "mla") for layout in MLA]
+KEYS = pytest.mark.parametrize("keys", [False, True], ids=["no keys before", "keys before"])
 OTHERS = [
     Shape("page_first", dtype=torch.float16),
     Shape("layer_first", dtype=torch.float8_e4m3fn),
@@ -56,32 +57,60 @@ def test_more_pages_than_sglang_moves_at_once_come_back(
     engine, tokens = start(shared.address, shape), prompt(seed, 30)
     for first in (0, 10, 20):
         part = tokens[first * PAGE : (first + 10) * PAGE]
-        assert engine.store(part, seed + first, before=tokens[: first * PAGE])[0] == 10 * PAGE
-    assert engine.prefetch(tokens, before=[]).tokens == 30 * PAGE
+        ahead = [tokens[: first * PAGE]] if first else []
+        assert engine.store(part, seed + first, ahead)[0] == 10 * PAGE
+    assert engine.prefetch(tokens).tokens == 30 * PAGE
 
 
-def test_a_prompt_that_goes_on_is_stored_and_found_behind_its_begin(
-    start: Any, shared: Serving, seed: int
+@KEYS
+def test_what_is_stored_behind_a_prefix_that_the_engine_has_is_loaded(
+    start: Any, shared: Serving, keys: bool, seed: int
 ) -> None:
-    """With the keys before: hicache_storage_pass_prefix_keys."""
+    """Incident: for a prefetch SGLang passes the keys before the last node that it has, without
+    those of the node itself. Pages were looked up as hits at the wrong place of a chain, and none
+    was loaded behind a prefix that was in GPU or host memory."""
     tokens = prompt(seed, 6)
-    begin, rest = tokens[: 2 * PAGE], tokens[2 * PAGE :]
     engine = start(shared.address)
-    _, first = engine.store(begin, seed, before=[])
-    _, second = engine.store(rest, seed + 1, before=begin)
-    assert engine.prefetch(tokens, before=[]).pages == first + second
-    assert engine.prefetch(rest, before=begin).pages == second
+    engine.passes_prefix_keys = keys
+    begin, rest = tokens[: 2 * PAGE], tokens[2 * PAGE :]
+    _, first = engine.store(begin, seed)
+    _, second = engine.store(rest, seed + 1, [begin])
+    pages = first + second
+    assert engine.prefetch(tokens).pages == pages
+    for cuts in ([1], [2], [5], [1, 2], [1, 3, 4]):
+        edges = list(zip([0, *cuts], cuts, strict=False))
+        ahead = [tokens[left * PAGE : right * PAGE] for left, right in edges]
+        found = engine.prefetch(tokens[cuts[-1] * PAGE :], ahead)
+        assert found.pages == pages[cuts[-1] :], cuts
+    assert "missed_pages" not in engine.storage.totals()
 
 
-def test_what_one_engine_keeps_as_chains_is_not_mixed_with_pages_that_stand_alone(
+@KEYS
+def test_pages_of_a_decode_offload_are_loaded(
+    start: Any, shared: Serving, keys: bool, seed: int
+) -> None:
+    """Incident: a decode offload passes no keys before its pages, so that engines which pass them
+    never asked for what it had stored."""
+    tokens = prompt(seed, 4)
+    begin, rest = tokens[: 2 * PAGE], tokens[2 * PAGE :]
+    engine, decode = start(shared.address), start(shared.address)
+    engine.passes_prefix_keys = keys
+    _, first = engine.store(begin, seed)
+    _, second = decode.store(rest, seed + 1, [begin])
+    assert engine.prefetch(rest, [begin]).pages == second
+    assert engine.prefetch(tokens).pages == first + second
+
+
+def test_engines_that_pass_the_keys_before_share_with_those_that_do_not(
     start: Any, shared: Serving, seed: int
 ) -> None:
-    engine, tokens = start(shared.address), prompt(seed, 4)
-    _, chained = engine.store(tokens, seed, before=[])
-    _, alone = engine.store(tokens, seed + 1)
-    assert chained != alone
-    assert engine.prefetch(tokens, before=[]).pages == chained
-    assert engine.prefetch(tokens).pages == alone
+    tokens, others = prompt(seed, 4), prompt(seed + 1, 4)
+    passing, other = start(shared.address), start(shared.address)
+    passing.passes_prefix_keys = True
+    _, pages = passing.store(tokens, seed)
+    assert other.prefetch(tokens).pages == pages
+    _, pages = other.store(others, seed + 1)
+    assert passing.prefetch(others).pages == pages
 
 
 @pytest.mark.parametrize("shape", [Shape(layout) for layout in MHA[:4]] + SHAPES[5:], ids=str)
@@ -118,9 +147,7 @@ def test_clear_removes_this_engines_pages_and_no_others(
     mine, tokens = start(shared.address), prompt(seed, 4)
     theirs = start(shared.address, model="another", **{"kvwarehouse.weights": "other"})
     mine.store(tokens, seed)
-    mine.store(tokens, seed, before=[])
     theirs.store(tokens, seed)
     mine.controller.storage_backend.clear()
     assert mine.prefetch(tokens).hit == 0
-    assert mine.prefetch(tokens, before=[]).hit == 0
     assert theirs.prefetch(tokens).tokens == 4 * PAGE

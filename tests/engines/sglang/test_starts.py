@@ -131,7 +131,7 @@ def test_every_name_of_the_configuration_that_is_read_exists_in_this_version() -
     read = (*compat._CONFIG, *compat._CHECKPOINTS)
     assert [name for name in read if name not in known] == []
     others = ("model_path", "nnodes", "tp_size", "pp_size", "load_format", "revision", "lora_paths")
-    more = ("download_dir", "speculative_algorithm", "weight_version", "hicache_host_memory_mode")
+    more = ("download_dir", "speculative_algorithm", "weight_version")
     assert [name for name in (*others, *more) if name not in known] == []
 
 
@@ -252,15 +252,3 @@ def test_when_the_weights_change_nothing_is_loaded_or_stored_any_more(
         again = start(shared.address, **{"kvwarehouse.weights": "step-2"})
         assert again.prefetch(tokens).hit == 0
         assert again.store(tokens, seed)[0] == 3 * PAGE
-
-
-def test_in_buffer_mode_positions_are_not_believed(
-    start: Any, shared: Serving, tmp_path: Path, seed: int
-) -> None:
-    """SGLang then drops the first pages of a span without moving the keys before it."""
-    path, tokens = checkpoint(tmp_path / "model", b""), prompt(seed, 4)
-    with with_engine(model_path=str(path), hicache_host_memory_mode="buffer_only"):
-        engine = start(shared.address)
-        _, pages = engine.store(tokens, seed, before=[])
-        assert engine.prefetch(tokens).pages == pages
-        assert engine.prefetch(tokens[PAGE:], before=tokens[:PAGE]).pages == pages[1:]

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import threading
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from sglang.srt import runtime_context
 from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from kvwarehouse_bench.harness.eventually import DEADLINE_S
@@ -102,7 +105,12 @@ def config(address: str, **more: Any) -> dict[str, Any]:
 
 
 class Engine:
-    """extra: as `config` makes it. Attached when entered. join_ranks comes first."""
+    """extra: as `config` makes it. Attached when entered. join_ranks comes first.
+
+    passes_prefix_keys: SGLang's hicache_storage_pass_prefix_keys, which its tree takes out of the
+    extra config."""
+
+    passes_prefix_keys = False
 
     def __init__(self, shape: Shape, extra: dict[str, Any], model: str = "tiny") -> None:
         self._extra, self._model = extra, model
@@ -141,14 +149,13 @@ class Engine:
         self,
         tokens: list[int],
         seed: int,
-        before: list[int] | None = None,
+        ahead: Sequence[list[int]] = (),
         salt: str | None = None,
     ) -> tuple[int, list[bytes]]:
         """As if these tokens had been computed, and copied to the host pool: fills pages with noise
-        and backs them up. before: the tokens ahead of them; None: without their keys. salt: the
-        request's. Returns the tokens that SGLang counts as stored, and the pages' bytes."""
-        keys = get_storage_hash_str(_key([*(before or []), *tokens], salt), None, page_size=PAGE)
-        ahead = len(before or []) // PAGE
+        and backs them up. ahead: the nodes of SGLang's tree before them. salt: the request's.
+        Returns the tokens that SGLang counts as stored, and the pages' bytes."""
+        node = _node([*ahead, tokens], salt)
         slots = self.host.alloc(len(tokens) // PAGE * PAGE)
         assert slots is not None
         fill_pages(self.host, slots, seed)
@@ -156,8 +163,8 @@ class Engine:
         self.controller.write_storage(
             slots,
             tokens,
-            hash_value=keys[ahead:],
-            prefix_keys=None if before is None else keys[:ahead],
+            hash_value=node.hash_value,
+            prefix_keys=self._prefix_keys(node),
         )
         done = self.controller.ack_backup_queue.get(timeout=DEADLINE_S)
         self.host.free(slots)
@@ -165,17 +172,17 @@ class Engine:
         return done.completed_tokens, pages
 
     def prefetch(
-        self, tokens: list[int], before: list[int] | None = None, salt: str | None = None
+        self, tokens: list[int], ahead: Sequence[list[int]] = (), salt: str | None = None
     ) -> Prefetched:
-        """As if a request with these tokens, behind `before`, waited: what came into pages of the
-        host pool. They are given back, and wiped."""
+        """As if a request with these tokens waited, and the nodes `ahead` of SGLang's tree had what
+        is before them: what came into pages of the host pool. They are given back, and wiped."""
         self._requests += 1
-        keys = get_storage_hash_str(_key(before, salt), None, page_size=PAGE) if before else []
+        last_host_node = _node(ahead, salt)
         self.controller.prefetch(
             f"request-{self._requests}",
             _key(tokens, salt),
-            keys[-1] if keys else None,
-            None if before is None else keys,
+            last_host_node.get_last_hash_value(),
+            self._prefix_keys(last_host_node),
         )
         operation = self.controller.prefetch_hit_queue.get(timeout=DEADLINE_S)
         hit = operation.storage_hit_count
@@ -189,6 +196,14 @@ class Engine:
         self.host.free(slots)
         wipe(self.host)
         return Prefetched(hit, loaded, pages)
+
+    def _prefix_keys(self, node: Any) -> list[str] | None:
+        """As SGLang's tree passes them with a backup of this node, and its scheduler with a
+        prefetch behind it."""
+        if not self.passes_prefix_keys:
+            return None
+        tree = SimpleNamespace(node_by_id=lambda _: node)
+        return list(UnifiedTreeCore.get_prefix_hash_values(tree, node.id))
 
     def _loaded(self) -> int:
         """Tokens of one prefetch, by its acknowledgements."""
@@ -214,6 +229,20 @@ class Engine:
 def _key(tokens: list[int], salt: str | None) -> Any:
     """As SGLang's radix tree has it."""
     return RadixKey(array("q", tokens), cache_salt=salt)
+
+
+def _node(path: Sequence[list[int]], salt: str | None) -> Any:
+    """The last of SGLang's tree on this path, each with the keys of its own pages; without any, the
+    root."""
+    node = UnifiedTreeNode(())
+    node.hash_value = []
+    for tokens in path:
+        parent, node = node, UnifiedTreeNode(())
+        node.parent = parent
+        node.hash_value = get_storage_hash_str(
+            _key(tokens, salt), parent.get_last_hash_value(), page_size=PAGE
+        )
+    return node
 
 
 def prompt(seed: int, pages: int) -> list[int]:
