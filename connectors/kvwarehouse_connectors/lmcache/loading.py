@@ -3,7 +3,10 @@
 LMCache unlocks a load's chunks when it has its answer. Where it gives a request up it unlocks them
 before, and gives their memory to others right after: by then nothing may write there any more. So
 an unlock that leaves a chunk with fewer locks than loads ends those loads, and waits for what is
-being copied at that moment.
+being copied at that moment. An unlock does not say whose it is: where another request has locked
+the same chunks and does not load them yet, a load that was given up goes on until its deadline
+(docs/lmcache.md). To end all loads of what is unlocked would close that, and cost every burst of
+equal prompts its loads: the first that has its answer unlocks the chunks of them all.
 
 Thread-safe.
 """
@@ -58,7 +61,8 @@ class Loading:
 
     def end_uncovered(self, keys: Iterable[Hashable], locked: Callable[[Hashable], int]) -> None:
         """Ends the loads of those keys that have fewer locks than loads. Which of several loads was
-        given up cannot be told: they all end, and are misses."""
+        given up cannot be told: they all end, and are misses. None ends where locks of requests
+        that do not load yet are as many."""
         with self._lock:
             uncovered = [
                 load
