@@ -87,7 +87,9 @@ def device_name(tensor: Any) -> str:
 
 # -- a request -------------------------------------------------------------------------------------
 
-# Each changes KV beside the token ids. Bound by the C++ base class, None where a request has none.
+# Each changes KV beside the token ids; None where a request has none. The C++ base class binds all
+# but the last, in which the Python class carries media: those too that have no hashes, because
+# hashing failed or was given up, and whose placeholder is one token id for every image.
 _BESIDE_TOKENS = (
     "lora_task_id",
     "prompt_embedding_table",
@@ -96,6 +98,7 @@ _BESIDE_TOKENS = (
     "mrope_rotary_cos_sin",
     "position_ids",
     "encoder_tokens",
+    "py_multimodal_data",
 )
 
 
