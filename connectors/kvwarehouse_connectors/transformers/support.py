@@ -53,6 +53,8 @@ def require_supported(model: Any) -> None:
     (code "unsupported_version") for a library that is too old to be judged."""
     _require_version()
     name = type(model).__name__
+    if isinstance(model, torch.nn.Module):
+        _require_no_adapters(model)
     if not isinstance(model, transformers.PreTrainedModel):
         raise _refused(name, "is not a transformers.PreTrainedModel; pass the model itself")
     config = model.config
@@ -91,15 +93,35 @@ def require_unchanged(model: Any) -> None:
 
     Raises UsageError: "unsupported_model" for adapters, "training" for a model in training."""
     name = type(model).__name__
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise _refused(
-            name, "has adapters loaded, which the fingerprint does not cover; merge them"
-        )
+    _require_no_adapters(model)
     if model.training:
         raise kvw.UsageError(
             f"{name} is in training mode, where dropout makes KV random; call model.eval()",
             code="training",
         )
+
+
+def _require_no_adapters(model: torch.nn.Module) -> None:
+    found = _peft_modules(model)
+    if found or getattr(model, "_hf_peft_config_loaded", False):
+        kinds = f" ({', '.join(found)})" if found else ""
+        raise _refused(
+            type(model).__name__,
+            f"has adapters loaded{kinds}, which the fingerprint does not cover; merge them"
+            " (merge_and_unload in peft), and let weights= name the merged weights",
+        )
+
+
+def _peft_modules(model: torch.nn.Module) -> list[str]:
+    """The kinds of modules that peft has put into the model. It puts them in place of layers of the
+    model that it wraps, which does not say so itself: transformers' flag is of its own load_adapter
+    alone, and `peft_config` stays where older versions have merged and unloaded adapters."""
+    kinds = {type(module) for module in model.modules()}
+    return sorted(
+        kind.__name__
+        for kind in kinds
+        if any(base.__module__.startswith("peft.") for base in kind.__mro__)
+    )
 
 
 def with_cache(model: Any, cache: Any) -> dict[str, Any]:

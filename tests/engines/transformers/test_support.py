@@ -15,6 +15,7 @@ from kvwarehouse_connectors.transformers import support
 from kvwarehouse_connectors.transformers.support import (
     observe,
     require_supported,
+    require_unchanged,
     with_cache,
 )
 
@@ -115,6 +116,68 @@ def test_adapters_are_refused(transformers: Any) -> None:
     model._hf_peft_config_loaded = True
     with pytest.raises(kvw.UsageError, match="adapters loaded"):
         require_supported(model)
+
+
+def inject(torch: Any, model: Any, kind: str) -> None:
+    """A contract model of peft, which is not installed here: get_peft_model and
+    PeftModel.from_pretrained put a module of their own in the place of a layer, with the layer
+    inside, and set peft_config on the model. They leave _hf_peft_config_loaded alone."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, base_layer: Any) -> None:
+            super().__init__()
+            self.base_layer = base_layer
+            self.lora = torch.nn.Linear(base_layer.in_features, base_layer.out_features, bias=False)
+
+        def forward(self, states: Any) -> Any:
+            return self.base_layer(states) + self.lora(states)
+
+    Layer.__module__ = "peft.tuners.lora.layer"
+
+    class CustomLayer(Layer):
+        """A user's own, of peft's base class."""
+
+    attention = model.model.layers[1].self_attn
+    attention.v_proj = {"peft's": Layer, "custom": CustomLayer}[kind](attention.v_proj).eval()
+    model.peft_config = {"default": object()}
+
+
+@pytest.mark.parametrize("kind", ["peft's", "custom"])
+def test_adapters_that_peft_put_into_the_model_are_refused(
+    torch: Any, transformers: Any, kind: str
+) -> None:
+    """The wrapped model, as get_base_model() gives it, was taken for the model of the checkpoint:
+    KV of the adapter was stored as the model's own."""
+    model = made(transformers, "Llama")
+    require_unchanged(model)
+    inject(torch, model, kind)
+    for refuses in (require_supported, require_unchanged):
+        with pytest.raises(kvw.UsageError, match=r"adapters loaded \((Custom)?Layer\).*merge them"):
+            refuses(model)
+
+
+def test_wrapper_of_peft_is_refused_for_its_adapters(torch: Any, transformers: Any) -> None:
+    """It said "pass the model itself", which has the adapters too."""
+
+    class PeftModelForCausalLM(torch.nn.Module):
+        """A contract model of peft's."""
+
+        def __init__(self, base_model: Any) -> None:
+            super().__init__()
+            self.base_model = base_model
+
+    PeftModelForCausalLM.__module__ = "peft.peft_model"
+    with pytest.raises(kvw.UsageError, match="PeftModelForCausalLM has adapters loaded"):
+        require_supported(PeftModelForCausalLM(made(transformers, "Llama")).eval())
+
+
+def test_model_with_merged_adapters_is_supported(torch: Any, transformers: Any) -> None:
+    """merge_and_unload takes its modules out again; older versions leave peft_config."""
+    model = made(transformers, "Llama")
+    inject(torch, model, "peft's")
+    attention = model.model.layers[1].self_attn
+    attention.v_proj = attention.v_proj.base_layer
+    require_supported(model)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Olmo2"])
