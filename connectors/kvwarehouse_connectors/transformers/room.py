@@ -86,6 +86,13 @@ class RoomyLayer(DynamicLayer):
         if shown:
             self.show(self.keys.shape[-2])
 
+    def reset(self) -> None:
+        # As the library's in 5.24; in 5.16 it zeroes the tensors in place, which a store may still
+        # be reading. A layer that is not initialised is not zeroed by what is inherited.
+        self.keys = self.values = None
+        self.is_initialized = False
+        super().reset()
+
     def _room(self, like: torch.Tensor) -> torch.Tensor:
         heads, size = like.shape[1::2]
         shape = (1, heads, self.room_tokens, size)

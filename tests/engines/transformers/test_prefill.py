@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("transformers", reason="needs transformers: make test-engine
 
 from kvwarehouse_connectors.transformers import PrefillOptions, StoreState, WarehousePrefill
 from kvwarehouse_connectors.transformers.support import with_cache
+from kvwarehouse_connectors.transformers.transfer import Stored
 
 OPTIONS = PrefillOptions(page_tokens=16, chunk_tokens=32, room_tokens=8)
 
@@ -279,3 +281,20 @@ def test_page_that_straddles_chunks_is_refused(model: Any, warehouse: Any) -> No
     options = PrefillOptions(page_tokens=48, chunk_tokens=64)
     with pytest.raises(kvw.UsageError, match="chunk_tokens = 64 is not a multiple"):
         joined(model, warehouse, options=options)
+
+
+def test_cache_that_is_reset_before_its_store_is_stored_as_it_was(
+    torch: Any, model: Any, warehouse: Any, prompt: Any
+) -> None:
+    """transformers 5.16 zeroed it in place: zeros were stored as the KV of the prompt."""
+    gate = threading.Event()
+    with joined(model, warehouse) as prefiller:
+        assert prefiller._stores.put(lambda: Stored(int(gate.wait(60))))
+        result = prefiller.prefill(prompt)
+        logits = result.logits.clone()
+        result.cache.reset()
+        gate.set()
+        assert prefiller.flush()
+        reused = prefiller.prefill(prompt)
+    assert reused.tokens_loaded == 128
+    assert torch.equal(reused.logits, logits)
