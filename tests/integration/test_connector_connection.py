@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -244,6 +246,25 @@ def test_namespace_that_is_refused_is_said_once_and_not_asked_for_again(
             connection.wait_namespace(large, DEADLINE_S)
     assert caplog.text.count("refuses") == 1
     assert opened(connection).space == SPACE
+
+
+@pytest.mark.usefixtures("patient")
+def test_refusal_keeps_nothing_of_who_asked(connection: DaemonConnection) -> None:
+    """The error was kept with the frames that it was raised through, and so were the copies of
+    blocks that every refused store had made."""
+
+    class Blocks:
+        pass
+
+    def store() -> weakref.ref[Blocks]:
+        blocks = Blocks()
+        with pytest.raises(kvw.UsageError):
+            connection.wait_namespace(space("large", page_bytes=1 << 30), DEADLINE_S)
+        return weakref.ref(blocks)
+
+    kept = [store() for _ in range(3)]
+    gc.collect()
+    assert [blocks() for blocks in kept] == [None] * 3
 
 
 @pytest.mark.usefixtures("patient")

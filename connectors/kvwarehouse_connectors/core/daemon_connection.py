@@ -9,6 +9,7 @@ Thread-safe. Only `close` blocks, for the thread's last call: at most its timeou
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable
@@ -106,7 +107,8 @@ class DaemonConnection:
                 timeout_s,
             )
             if space.id in self._refused:
-                raise self._refused[space.id]
+                # A copy: what is raised holds its callers' frames, and with them what they store.
+                raise copy.copy(self._refused[space.id])
             return self._opened.get(space.id)
 
     def call_failed(self, space: kvw.Namespace, error: BaseException) -> None:
@@ -218,7 +220,7 @@ class DaemonConnection:
             except kvw.UsageError as error:
                 _log.error("the warehouse refuses this model's pages: %s", error)
                 with self._looked:
-                    self._refused[space.id] = error
+                    self._refused[space.id] = copy.copy(error)
                     self._wanted.pop(space.id, None)
                 continue
             with self._looked:

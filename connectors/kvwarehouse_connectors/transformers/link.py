@@ -8,6 +8,7 @@ Thread-safe.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -38,20 +39,23 @@ class Link:
 
     def opened(self) -> kvw.OpenNamespace:
         """The namespace, opened now if it was not. Raises what connecting and opening raise; for
-        2 s after that, the same error again, at once."""
+        2 s after that, such an error again, at once."""
         with self._lock:
             if self._opened is not None:
                 return self._opened
             if self._refused is not None and self._clock() < self._again_at:
-                raise self._refused
+                raise copy.copy(self._refused)
             try:
                 if self._client is None:
                     self._client = kvw.connect(str(self._address), timeout_s=_CONNECT_TIMEOUT_S)
                 self._opened = self._client.open(self._space)
             except kvw.WarehouseError as error:
-                self._refused = error
+                # A copy: what is raised holds its callers' frames, and with them the caches that
+                # they were about to fill.
+                self._refused = copy.copy(error)
                 self._again_at = self._clock() + _RETRY_AFTER_S
                 raise
+            self._refused = None
             return self._opened
 
     def close(self) -> None:

@@ -241,8 +241,10 @@ class WarehousePrefill:
                 space, tokens[:wanted], cache.rooms, self._options.load_timeout_s
             )
         except Exception as error:  # noqa: BLE001 - the engine's edge: it recomputes and goes on
-            _log.warning("load failed, computing the prompt: %s: %s", type(error).__name__, error)
-            return replace(reuse, failure=f"{type(error).__name__}: {error}")
+            # Its text alone: whoever keeps the log's records would keep its frames, and the cache.
+            failure = f"{type(error).__name__}: {error}"
+            _log.warning("load failed, computing the prompt: %s", failure)
+            return replace(reuse, failure=failure)
         return replace(
             reuse,
             tokens_loaded=self._grid.reusable_tokens(len(tokens), pages * self.space.page_tokens),

@@ -63,7 +63,8 @@ class StoreJobs:
         try:
             done: Stored | None = job()
         except Exception as error:  # noqa: BLE001 - a thread's edge: a lost store is a miss later
-            _log.warning("store failed: %s: %s", type(error).__name__, error)
+            # Its text alone: whoever keeps the log's records would keep its frames, and the cache.
+            _log.warning("store failed: %s: %s", type(error).__name__, str(error))
             done = None
             with self._lock:
                 self._failed = True

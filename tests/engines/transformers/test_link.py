@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -41,6 +43,27 @@ def test_absent_daemon_is_asked_again_only_after_a_while(warehouse: Any, clock: 
         link.opened()
     clock.now_s += 2.0
     assert link.opened().space == SPACE
+
+
+def test_absent_daemon_keeps_nothing_of_who_asked(warehouse: Any, clock: Clock) -> None:
+    """The error was kept with the frames that it was raised through, and so was the KV cache of
+    every prompt that found no daemon."""
+    warehouse.broken = {"open"}
+    link = Link(warehouse, SPACE, clock)
+
+    def ask() -> Any:
+        cache = Clock()
+        with pytest.raises(kvw.TransportError, match="open: no daemon") as refused:
+            link.opened()
+        assert refused.value.code == "no_daemon"
+        return weakref.ref(cache)
+
+    caches = []
+    for wait_s in (0.0, 0.5, 0.5, 2.0, 0.5):
+        clock.now_s += wait_s
+        caches.append(ask())
+    gc.collect()
+    assert [kept() for kept in caches] == [None] * 5
 
 
 def test_connected_client_is_closed_and_a_given_one_is_not(

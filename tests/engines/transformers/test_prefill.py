@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -298,3 +300,24 @@ def test_cache_that_is_reset_before_its_store_is_stored_as_it_was(
         reused = prefiller.prefill(prompt)
     assert reused.tokens_loaded == 128
     assert torch.equal(reused.logits, logits)
+
+
+def test_caches_that_no_daemon_filled_are_not_kept(
+    model: Any, warehouse: Any, prompt: Any, monkeypatch: Any
+) -> None:
+    """Without a daemon the cache of every prompt stayed in memory, on a GPU until it was full."""
+    warehouse.broken = {"open"}
+    caches = []
+    with joined(model, warehouse) as prefiller:
+        made = prefiller._cache
+
+        def cache(tokens: Any) -> Any:
+            one = made(tokens)
+            caches.append(weakref.ref(one))
+            return one
+
+        monkeypatch.setattr(prefiller, "_cache", cache)
+        for _ in range(3):
+            assert "no daemon" in str(prefiller.prefill(prompt[:, :20]).reuse.failure)
+        gc.collect()
+        assert [kept() for kept in caches] == [None] * 6
