@@ -1,4 +1,4 @@
-"""Promised loads: tried again until all of it came, or its time is over.
+"""Promised loads: tried again until all of it came, or nothing more of it came for a time.
 
 The engine cannot hear that a load failed, and goes on as if its blocks were filled. So a load that
 does not come raises, in the step that waits for it or from the next look at what is finished: never
@@ -28,13 +28,13 @@ from kvwarehouse_connectors.trtllm.settings import PREFIX
 _log = logging.getLogger(__name__)
 
 _THREADS = 4
-# Between two tries: a daemon that was replaced is found by the connection's thread.
+# After a try that brought nothing: a daemon that was replaced is found by the connection's thread.
 _PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """shard: this rank's. timeout_s: how long a load is tried again."""
+    """shard: this rank's. timeout_s: how long a load is tried again, from each page that came."""
 
     shard: int
     timeout_s: float
@@ -90,17 +90,18 @@ class Loads:
         and of earlier calls, whose loads are over; raises RuntimeError where one does not come."""
         now = time.monotonic()
         for name in started:
-            # Twice: the order comes with the same step, and its load has a bound of its own.
+            # Twice: the order comes with the same step. One that is under way has its own bound.
             self._expected[name] = now + 2 * self._timeout_s
         with self._lock:
             if self._failure is not None:
                 raise _broken(self._failure) from self._failure
             over = [name for name in self._expected if name in self._done]
             self._done.difference_update(over)
+            under_way = set(self._under_way)
         for name in over:
             del self._expected[name]
         for name, until_s in self._expected.items():
-            if now > until_s and not self._under_way[name]:
+            if now > until_s and name not in under_way:
                 raise RuntimeError(
                     f"kvwarehouse: TensorRT-LLM waits for a load of request {name} that was never"
                     " ordered: please report this, with TensorRT-LLM's version"
@@ -127,15 +128,18 @@ class Loads:
                 self._done.add(order.request_id)
 
     def _load(self, order: LoadOrder) -> None:
-        end_s = time.monotonic() + self._timeout_s
         for run in order.runs:
-            self._load_run(order, run, end_s)
+            self._load_run(order, run)
         self._counts.add("loaded_blocks", sum(len(run.blocks) for run in order.runs))
 
-    def _load_run(self, order: LoadOrder, run: PageRun, end_s: float) -> None:
+    def _load_run(self, order: LoadOrder, run: PageRun) -> None:
+        """Its time begins again with each page that came: how long all of them take depends on how
+        many they are, and on the loads beside it."""
         done, reason = 0, "no daemon"
         tested = cleared = False
+        end_s = time.monotonic() + self._timeout_s
         while done < len(run.blocks):
+            came = 0
             opened = self._connection.namespace(self._spaces[run.group])
             if opened is not None:
                 tested = tested or self._test_once(run)
@@ -145,16 +149,21 @@ class Loads:
                     self._connection.call_failed(self._spaces[run.group], error)
                     reason = str(error)
                 else:
-                    done += int(loaded)
+                    came = int(loaded)
                     reason = ", ".join(loaded.missed) or reason
                     cleared = "cleared" in loaded.missed
+            done += came
             if done == len(run.blocks):
                 return
-            if cleared or time.monotonic() >= end_s or self._closed.wait(_PAUSE_S):
+            if came:
+                end_s = time.monotonic() + self._timeout_s
+            over = cleared or time.monotonic() >= end_s
+            if over or self._closed.wait(0.0 if came else _PAUSE_S):
                 self._counts.add("failed_loads")
                 raise kvw.StorageError(
                     f"request {order.request_id} was promised {len(run.blocks)} blocks, and"
-                    f" {done} came within {self._timeout_s:g} s ({PREFIX}LOAD_TIMEOUT_S): {reason}",
+                    f" {done} came; the next one was tried for at most {self._timeout_s:g} s"
+                    f" ({PREFIX}LOAD_TIMEOUT_S): {reason}",
                     code="promise_broken",
                 )
 

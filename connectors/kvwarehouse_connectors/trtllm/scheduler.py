@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 # Hits that wait for blocks, or are being loaded, keep their pins; more of them are not promised.
 _MOST_PINNED_HITS = 64
+# How fast a load of a request that is gone is believed to go on at least, on each rank: a worker
+# tries it for as long as pages come.
+_SLOWEST_BYTES_PER_S = 64 << 20
 
 
 class SchedulerSide:
@@ -333,12 +336,19 @@ class SchedulerSide:
             # The engine waits to hear of it all the same: until then it keeps the request.
             self._loads.append(LoadOrder(name, (), waits=False))
         if tracked.loading is not None and not dropped:
-            # A worker may still read; it gives up after its own time.
-            self._let_go.append(
-                (time.monotonic() + 2 * self._settings.load_timeout_s, tracked.loading)
-            )
+            # A worker may still read; it gives up after its own time without a page.
+            bound_s = self._most_load_s(tracked.loading)
+            self._let_go.append((time.monotonic() + bound_s, tracked.loading))
             tracked.loading = None
         tracked.release()
+
+    def _most_load_s(self, hit: PrefixHit) -> float:
+        assert self._cache_info is not None
+        spaces = self._cache_info.spaces
+        size_bytes = sum(
+            (part.end - part.begin) * spaces[part.place].page_bytes for part in hit.groups
+        )
+        return 2 * self._settings.load_timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
 
     def _steps_ended(self) -> None:
         """Lets go the pins of loads that are over."""

@@ -45,7 +45,7 @@ class Settings(CommonSettings):
     lookup_budget_s: float = 0.01
     """How long a lookup may hold the engine's thread to verify pages before it promises them."""
     load_timeout_s: float = 10.0
-    """How long a promised load is tried again before it fails the engine."""
+    """How long a promised load is tried again without a page before it fails the engine."""
     store_timeout_s: float = 5.0
     """Bound of one step's store, behind the engine."""
     hold_s: float = 1.0

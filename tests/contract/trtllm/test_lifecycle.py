@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,36 @@ def test_request_aborted_while_it_loads_ends_when_nothing_writes_its_blocks(
     assert engine.idle_blocks() == idle
     assert engine.scheduler._requests == {}
     assert engine.serve(tokens) in (0, 56)
+
+
+def test_pins_of_a_load_whose_request_is_gone_stay_for_as_long_as_its_size_may_take(
+    start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
+) -> None:
+    """They went after twice the timeout, which a long load whose pages come may take."""
+    clock = SimpleNamespace(now_s=1000.0)
+    clock.monotonic = lambda: clock.now_s
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "10")
+    environment.setattr("kvwarehouse_connectors.trtllm.scheduler.time", clock)
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    scheduler = engine.scheduler
+    [space] = scheduler.cache_info.spaces
+    environment.setattr(
+        "kvwarehouse_connectors.trtllm.scheduler._SLOWEST_BYTES_PER_S", space.page_bytes
+    )
+    opened = gate(engine)
+    name = engine.submit(tokens, 3)
+    engine.step(3)
+    hit = scheduler._requests[name].loading
+    scheduler.reset(engine.executor.requests[name])
+    clock.now_s += 20.0 + 6.5
+    scheduler._steps_ended()
+    assert hit.pins
+    clock.now_s += 1.0
+    scheduler._steps_ended()
+    assert not hit.pins
+    opened.set()
+    engine.run()
 
 
 def test_request_aborted_before_it_has_blocks_leaves_nothing(start: Start, prompt: Prompt) -> None:

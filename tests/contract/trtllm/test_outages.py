@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,82 @@ def test_page_damaged_after_its_promise_that_is_nowhere_else_ends_the_engine(
     between(engine, lambda: spoil(dram, tokens, block=2, rank=0))
     with pytest.raises((RuntimeError, RankFailedError), match=BROKEN):
         engine.serve(tokens, 3)
+
+
+def page_by_page(engine: Engine, between_s: float, clock: SimpleNamespace) -> None:
+    """Rank 0 loads as a GPU's memory does, where a call moves a part of a long load: here a page,
+    which takes so long by the clock."""
+    loads = engine.worker._loads
+    load = loads._try
+
+    def load_one(opened: Any, run: Any, done: int, end_s: float) -> kvw.Loaded:
+        clock.now_s += between_s
+        loaded = int(load(opened, run.cut(0, done + 1), done, end_s))
+        missed = len(run.blocks) - done - loaded
+        return kvw.Loaded(loaded, {"timeout": missed} if missed else {})
+
+    loads._try = load_one
+
+
+@pytest.fixture
+def clock(environment: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Of loads."""
+    clock = SimpleNamespace(now_s=1000.0)
+    clock.monotonic = lambda: clock.now_s
+    environment.setattr("kvwarehouse_connectors.trtllm.loads.time", clock)
+    return clock
+
+
+def test_load_whose_pages_come_takes_as_long_as_it_takes(
+    load: str,
+    serving: Serving,
+    start: Start,
+    prompt: Prompt,
+    environment: pytest.MonkeyPatch,
+    clock: SimpleNamespace,
+) -> None:
+    """A load of more than 10 GB to a GPU took longer than its timeout, which was one for all of it:
+    the engine ended although each page came."""
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "100")
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    page_by_page(engine, 60.0, clock)
+    assert engine.serve(tokens, 3) == 56
+    assert clock.now_s == 1000.0 + 7 * 60.0
+    assert engine.counted("failed_loads") == [0, 0]
+
+
+def test_load_ends_when_no_page_came_for_its_time(
+    load: str,
+    dram: Serving,
+    start: Start,
+    prompt: Prompt,
+    environment: pytest.MonkeyPatch,
+    clock: SimpleNamespace,
+) -> None:
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "100")
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    page_by_page(engine, 60.0, clock)
+    between(engine, lambda: spoil(dram, tokens, block=2, rank=0))
+    with pytest.raises((RuntimeError, RankFailedError), match=f"{BROKEN}.*and 2 came"):
+        engine.serve(tokens, 3)
+    assert clock.now_s == 1000.0 + 2 * 60.0 + 2 * 60.0
+
+
+def test_load_whose_pages_come_makes_no_pause(
+    load: str, serving: Serving, start: Start, prompt: Prompt, clock: SimpleNamespace
+) -> None:
+    """A pause of 20 ms after each 64 MiB made a load slower than the bus by far."""
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    page_by_page(engine, 0.0, clock)
+    pauses: list[float | None] = []
+    closed = engine.worker._loads._closed
+    wait = closed.wait
+    closed.wait = lambda timeout=None: pauses.append(timeout) or wait(timeout)
+    assert engine.serve(tokens, 3) == 56
+    assert pauses == [0.0] * 6
 
 
 def test_load_waits_for_a_daemon_that_its_rank_does_not_see_yet(
