@@ -2,10 +2,20 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <map>
 
 namespace kvw {
+namespace {
+
+uint64_t bytes_of(const IoOp& op) {
+  uint64_t bytes = 0;
+  for (const iovec& piece : op.pieces) bytes += piece.iov_len;
+  return bytes;
+}
+
+}  // namespace
 
 void Faults::add(Fault fault) {
   std::lock_guard lock(mutex_);
@@ -52,11 +62,13 @@ bool Faults::held(IoKind kind) const {
   return held_ || (reads_held_ && kind == IoKind::read);
 }
 
-Fault Faults::strike(IoKind kind, const std::string& path) {
+Fault Faults::strike(const IoOp& op, const std::string& path) {
   std::lock_guard lock(mutex_);
+  const uint64_t end = op.offset + std::max<uint64_t>(bytes_of(op), 1);
   for (Fault& fault : faults_) {
-    if (fault.kind != kind || fault.count == 0) continue;
+    if (fault.kind != op.kind || fault.count == 0) continue;
     if (path.find(fault.path) == std::string::npos) continue;
+    if (op.offset >= fault.end || end <= fault.begin) continue;
     if (fault.skip > 0) {
       --fault.skip;
       continue;
@@ -97,12 +109,6 @@ std::string path_of(int fd) {
   return length > 0 ? std::string(path, static_cast<size_t>(length)) : std::string();
 }
 
-uint64_t bytes_of(const IoOp& op) {
-  uint64_t bytes = 0;
-  for (const iovec& piece : op.pieces) bytes += piece.iov_len;
-  return bytes;
-}
-
 std::vector<std::byte> copy_of(const IoOp& op) {
   std::vector<std::byte> data;
   for (const iovec& piece : op.pieces) {
@@ -138,7 +144,7 @@ class FaultyEngine final : public IoEngine {
   void submit(IoOp op) override {
     Op mine{op.kind, path_of(op.fd), op.user, bytes_of(op), {}, 0};
     if (op.kind == IoKind::read) mine.read = faults_->number_read();
-    mine.fault = faults_->strike(op.kind, mine.path);
+    mine.fault = faults_->strike(op, mine.path);
     const uint64_t id = next_++;
     const bool struck = mine.fault.error != 0 || mine.fault.tear_bytes >= 0;
     if (struck)

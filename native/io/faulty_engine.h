@@ -18,6 +18,7 @@ struct Fault {
   uint64_t count = UINT64_MAX;  // how many are struck
   int error = 0;                // errno to report; 0 with tear_bytes: reports success
   int64_t tear_bytes = -1;      // writes: this much reaches the file all the same; -1: nothing
+  uint64_t begin = 0, end = UINT64_MAX;  // bytes of the file; all others are spared
 };
 
 // A moment of the journal: a write or sync was submitted, or has completed well.
@@ -53,7 +54,7 @@ class Faults {
   friend class FaultyEngine;
   // The fault that strikes this operation, with its count used up; error and tear both unset if
   // none.
-  Fault strike(IoKind kind, const std::string& path);
+  Fault strike(const IoOp& op, const std::string& path);
   void note(IoMoment moment);
   uint64_t number_read();
   bool stalls(uint64_t read) const;

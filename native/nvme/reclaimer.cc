@@ -21,6 +21,7 @@ uint64_t eighths(uint64_t bytes, const Segment& segment) { return bytes * 8 / se
 
 // A start closes what was open, which is often nearly empty: it is worth waiting for.
 bool is_candidate(const Segment& segment) {
+  if (segment.unread) return false;
   if (segment.state == SegmentState::closed) return true;
   return segment.state == SegmentState::closing &&
          eighths(uint64_t{segment.next_block} * kBlockBytes, segment) == 0;

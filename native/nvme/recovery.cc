@@ -416,10 +416,9 @@ void Recovery::scan(Segment& segment, const Found& found) {
   tell_refused(segment.number, result.refused);
   segment.next_block = result.next_block;
   segment.placed = segment.records.size();
-  if (result.error != 0)
-    context_.host.on_event("nvme_scan_cut_short", event_detail(segment.number, result.error));
+  if (result.error != 0) tell_unread(segment, result.error);
   // It is closed with a table, so that the next start need not scan it again; not after a read
-  // error, which may pass and would then have cost what lies behind it.
+  // error, which may pass and would then have cost what could not be read.
   const bool room =
       uint64_t{segment.next_block} * kBlockBytes + toc_bytes(segment.placed) <= segment.bytes;
   const bool close = result.error == 0 && room && !context_.options.inspect;
@@ -430,6 +429,15 @@ void Recovery::scan(Segment& segment, const Found& found) {
     segment.toc.clear();
     segment.flushed_records = segment.records.size();
   }
+}
+
+// What could not be read may be there all the same, so the segment is not used again by this run.
+void Recovery::tell_unread(Segment& segment, int error) {
+  segment.unread = true;
+  context_.host.on_event("nvme_scan_cut_short", event_detail(segment.number, error));
+  if (!segment.records.empty()) return;
+  segment.state = SegmentState::bad;
+  ++report_.unreadable_segments;
 }
 
 ScanResult Recovery::scan_records(const Segment& segment,

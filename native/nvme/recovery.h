@@ -66,6 +66,7 @@ class Recovery {
   std::optional<std::vector<TocEntry>> read_toc(const Segment& segment);
   void adopt(Segment& segment, std::span<const TocEntry> entries, const Found& found);
   void scan(Segment& segment, const Found& found);
+  void tell_unread(Segment& segment, int error);
   ScanResult scan_records(const Segment& segment, const std::function<void(RecordHeader&&)>& found);
   void tell_refused(uint32_t segment, uint64_t records);
 

@@ -43,7 +43,7 @@ void Segment::begin_life(uint32_t new_life) {
   placed = 0;
   writes_done = writes_flushed = 0;
   flushed_records = 0;
-  broken = false;
+  broken = unread = false;
   close_step = CloseStep::records;
   scored = false;
 }

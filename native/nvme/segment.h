@@ -58,6 +58,7 @@ struct Segment {
   bool flushing = false;
   bool has_file = false;
   bool broken = false;  // a write or flush failed: takes no more records
+  bool unread = false;  // a start could not read all of it: not reclaimed, for the next may
   CloseStep close_step = CloseStep::records;
 
   uint64_t hot_bytes = 0, live_bytes = 0;  // estimates, if scored; live: all that is not dead

@@ -399,6 +399,53 @@ TEST(recovery_goes_on_when_a_file_cannot_be_read) {
   CHECK(world.index.contains(60));  // was in the bad file, which was left alone
 }
 
+// One sector in the first 8 MiB made a segment without a table free, and the next to be
+// overwritten.
+TEST(recovery_loses_one_record_of_a_scanned_segment_to_a_sector_that_cannot_be_read) {
+  for (const uint64_t block : {0, 3}) {  // its header, its payload
+    World world;
+    world.open();
+    world.append_all(0, 40);
+    world.flush();
+    const Extent struck = world.index.at(7);
+    world.kill();
+    const uint64_t begin = (struck.offset_blocks + block) * kBlockBytes;
+    Fault fault{IoKind::read, world.segment_path(struck.segment), 0, UINT64_MAX, EIO, -1};
+    fault.begin = begin;
+    fault.end = begin + kBlockBytes;
+    world.faults->add(fault);
+    const auto report = world.open();
+    CHECK_EQ(report.records, 39);
+    CHECK_EQ(report.refused_records, 1);
+    CHECK(!world.index.contains(7));
+    CHECK(world.saw_event("nvme_scan_cut_short"));
+    world.check_all_readable();
+    world.append_all(1000, 1600);
+    CHECK(world.index.contains(8));
+    world.kill();
+    world.faults->clear();
+    world.open();
+    CHECK(world.index.contains(7));  // its segment was left alone
+  }
+}
+
+TEST(recovery_leaves_alone_a_segment_of_which_it_can_read_the_header_alone) {
+  World world;
+  fill(world);
+  world.kill();
+  Fault fault{IoKind::read, "00000001.seg", 0, UINT64_MAX, EIO, -1};
+  fault.begin = kBlockBytes;
+  world.faults->add(fault);
+  const auto report = world.open();
+  CHECK_EQ(report.unreadable_segments, 1);
+  CHECK(world.faults->struck() < 80);  // of 255 blocks, each of which may take seconds
+  world.faults->clear();
+  world.append_all(1000, 1600);
+  world.kill();
+  world.open();
+  CHECK(world.index.contains(60));
+}
+
 // --- crash replay -------------------------------------------------------------------------------
 
 namespace {
