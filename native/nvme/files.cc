@@ -200,7 +200,8 @@ int SegmentFiles::prepare(uint32_t segment, uint64_t bytes) {
   int error = grow(fd, bytes);
   ::close(fd);
   if (error == 0 && created) error = sync_directory(directory_);
-  if (error != 0 && created) ::unlink(path(segment).c_str());
+  // A short one is left by a crash in here; what it has of a full disk is better given back.
+  if (error != 0) ::unlink(path(segment).c_str());
   return error;
 }
 

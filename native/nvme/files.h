@@ -58,8 +58,8 @@ class SegmentFiles {
   void forget(uint32_t segment);
   // Closes the idle descriptor that was used the longest ago; false if there is none.
   bool close_idle();
-  // Makes a file of at least `bytes`, all of them allocated; a file made here for nothing is
-  // removed again. 0 or an errno. Not while the file has users.
+  // Makes a file of at least `bytes`, all of them allocated; one that does not get them is removed:
+  // made here for nothing, or found too short. 0 or an errno. Not while the file has users.
   int prepare(uint32_t segment, uint64_t bytes);
   // Lets go what lies behind `bytes`; not durable before the next flush. 0 or an errno.
   int cut(uint32_t segment, uint64_t bytes);

@@ -36,8 +36,9 @@ class SegmentLog final : public Log {
   RecoveryReport recover(const std::function<void(RecoveredRecord&&)>& found) override {
     const RecoveryReport report = Recovery(context_, rotation_).run(found);
     context_.last_position = uint64_t{context_.table.last_life()} << 32 | UINT32_MAX;
-    if (const int error = context_.files.write_error(); error != 0)
-      context_.health.become_read_only(error);
+    const int error = context_.files.write_error();
+    const bool serves = reason_of(error) == "no_space" && rotation_.serves_without_new_files();
+    if (error != 0 && !serves) context_.health.become_read_only(error);
     context_.disk.start();
     context_.disk.signal();
     return report;

@@ -1,5 +1,6 @@
 #include "nvme/rotation.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -49,6 +50,14 @@ bool Rotation::has_room(uint64_t bytes) const {
 }
 
 bool Rotation::exhausted() const { return current_ == nullptr && spare() == 0; }
+
+bool Rotation::serves_without_new_files() const {
+  if (current_ != nullptr || next_ != nullptr || !context_.table.free().empty()) return true;
+  return removing_bytes_ > 0 || std::ranges::any_of(context_.table.all(), [](const auto& each) {
+           const Segment& segment = each.second;
+           return segment.readable() && !segment.unread;
+         });
+}
 
 void Rotation::give_back(Segment& segment) {
   const auto& options = context_.options;
@@ -121,7 +130,9 @@ bool Rotation::open_next(bool probing) {
 
 void Rotation::prepared(uint32_t number, int error) {
   Segment& segment = *context_.table.find(number);
-  if (error != 0 && !segment.has_file) return allocation_failed(segment, error);
+  // A file that was found may be too short, and is gone then.
+  const bool no_file = !segment.has_file || reason_of(error) == "no_space";
+  if (error != 0 && no_file) return allocation_failed(segment, error);
   if (error != 0) return opening_failed(segment, error);
   if (!segment.has_file || next_ != nullptr) no_space_ = false;
   segment.has_file = true;
@@ -181,10 +192,13 @@ void Rotation::allocation_failed(Segment& segment, int error) {
     context_.host.on_event("nvme_open_failed", event_detail(number, error));
   }
   ++context_.stats.write_errors;
+  const bool serves = serves_without_new_files();
+  if (full && serves && std::exchange(probing_, false)) {
+    // A full disk is no sick one: what is there already says more.
+    opening_ = false;
+    return probe();
+  }
   opening_ended(error);
-  const bool serves = context_.table.count(SegmentState::closed) > 0 ||
-                      context_.table.count(SegmentState::closing) > 0 ||
-                      context_.table.count(SegmentState::reclaiming) > 0 || !exhausted();
   if (full && !serves) context_.health.become_read_only(error);
   if (!full) context_.health.write_failed(error);
 }
@@ -276,7 +290,8 @@ void Rotation::probe_file(DiskJob::Kind kind) {
     if (error == 0 && kind == DiskJob::Kind::write) return probe_file(DiskJob::Kind::sync);
     if (kind == DiskJob::Kind::remove) return;
     probing_ = false;
-    context_.health.probe_ended(error);
+    const bool full = kind == DiskJob::Kind::prepare && reason_of(error) == "no_space";
+    context_.health.probe_ended(full && serves_without_new_files() ? 0 : error);
     probe_file(DiskJob::Kind::remove);
   };
   context_.disk.post(std::move(job));

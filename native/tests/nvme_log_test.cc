@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "base/fd.h"
@@ -410,6 +412,73 @@ TEST(no_space_at_all_is_read_only_and_heals_when_there_is_some) {
   world.clock.advance_ns(world.options.retry_interval_ns);
   world.until([&] { return world.log->stats().health == LogHealth::ok; });
   world.append_all(2, 10);
+}
+
+// Incident: the disk had filled up under a daemon that went on with its files, and the next start
+// was read-only for as long as the disk was full.
+TEST(no_space_at_a_start_serves_with_the_files_that_exist) {
+  World world;
+  bool full = false;
+  world.options.allocate = [&](int fd, uint64_t bytes) {
+    return full ? ENOSPC : ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  };
+  world.open();
+  world.append_all(0, 150);
+  world.flush();
+  world.stop();
+  const uint64_t bytes = world.bytes_on_disk();
+  full = true;
+  world.open();
+  CHECK(world.log->stats().health == LogHealth::ok);
+  world.append_all(150, 600);
+  CHECK_EQ(world.bytes_on_disk(), bytes);
+  CHECK(world.log->stats().health == LogHealth::ok);
+  world.check_all_readable();
+}
+
+TEST(tier_that_was_read_only_for_another_reason_heals_on_a_full_disk) {
+  World world;
+  bool full = false;
+  world.options.allocate = [&](int fd, uint64_t bytes) {
+    return full ? ENOSPC : ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  };
+  world.open();
+  world.append_all(0, 150);
+  full = true;
+  world.faults->add(failing(IoKind::write, EIO));
+  uint64_t number = 1000;
+  world.until([&] {
+    if (world.waiting.empty()) world.append(number++);
+    return world.log->stats().health == LogHealth::read_only;
+  });
+  world.faults->clear();
+  world.clock.advance_ns(world.options.retry_interval_ns);
+  world.until([&] { return world.log->stats().health == LogHealth::ok; });
+  world.append_all(number, number + 300);
+  CHECK(world.log->stats().health == LogHealth::ok);
+  world.check_all_readable();
+}
+
+// A crash while a file is made leaves it short.
+TEST(no_space_for_a_file_that_is_too_short_removes_it_and_counts_no_failure_of_the_disk) {
+  World world;
+  bool full = false;
+  world.options.allocate = [&](int fd, uint64_t bytes) {
+    return full ? ENOSPC : ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  };
+  world.open();
+  world.append_all(0, 150);
+  world.flush();
+  world.stop();
+  for (uint32_t number = 10; number < 14; ++number)
+    std::ofstream(world.segment_path(number)) << std::string(10000, 'x');
+  full = true;
+  world.open();
+  world.append_all(150, 600);
+  for (uint32_t number = 10; number < 14; ++number)
+    CHECK(!std::filesystem::exists(world.segment_path(number)));
+  CHECK(!world.saw_event("nvme_open_failed"));
+  CHECK(world.log->stats().health == LogHealth::ok);
 }
 
 TEST(directory_that_refuses_writes_starts_as_a_read_only_tier_and_heals) {
