@@ -45,6 +45,13 @@ IoKind io_kind(DiskJob::Kind kind) {
   }
 }
 
+// The kernel cancels an operation for which it could not start a worker. Of a job, ECANCELED says
+// that the tier stops and it was never begun.
+int error_of(const IoDone& done) {
+  if (done.result >= 0) return 0;
+  return done.result == -ECANCELED ? EIO : static_cast<int>(-done.result);
+}
+
 bool is_timed(const DiskJob& job) { return job.timed && job.kind != DiskJob::Kind::sync; }
 
 }  // namespace
@@ -317,7 +324,7 @@ void Disk::finish(const IoDone& done) {
   Lane& lane = lane_of(first);
   --lane.in_flight;
   lane.bytes_in_flight -= operation.bytes;
-  int error = done.result < 0 ? static_cast<int>(-done.result) : 0;
+  int error = error_of(done);
   if (is_timed(first)) lane.rate.ended(clock_.boot_ns(), error == 0 ? operation.bytes : 0);
   const bool moves = first.kind != DiskJob::Kind::sync;
   if (moves && error == 0 && static_cast<uint64_t>(done.result) != operation.bytes) error = EIO;

@@ -327,6 +327,35 @@ TEST(tier_is_read_only_after_three_flush_failures_and_heals_by_itself) {
   CHECK(world.read(number));
 }
 
+// Incident: in a control group at its limit of tasks the kernel cancels what it has no worker for.
+// That was taken for the end of the tier: no flush ever ended again, and nobody was told.
+TEST(what_the_kernel_cancels_is_an_error_of_the_device) {
+  World world;
+  world.options.flush_interval_ns = 3600 * kSecondNs;
+  world.open();
+  world.append_all(0, 10);
+  Fault fault = failing(IoKind::sync, ECANCELED, 1);
+  fault.path = world.segment_path(world.index.at(0).segment);
+  world.faults->add(fault);
+  world.flush();
+  CHECK_EQ(world.log->stats().flush_errors, 1);
+  CHECK_EQ(world.lost.size(), 10);
+  world.append_all(10, 20);
+  world.flush();
+  world.faults->add(failing(IoKind::write, ECANCELED));
+  uint64_t number = 100;
+  world.until([&] {
+    if (world.waiting.empty()) world.append(number++);
+    return world.log->stats().health == LogHealth::read_only;
+  });
+  CHECK_EQ(world.log->stats().health_reason, "io_error EIO");
+  CHECK(world.bytes_on_disk() < world.options.capacity_bytes);
+  world.faults->clear();
+  world.clock.advance_ns(world.options.retry_interval_ns);
+  world.until([&] { return world.log->stats().health == LogHealth::ok; });
+  world.check_all_readable();
+}
+
 TEST(no_space_shrinks_the_tier_to_the_files_that_exist_until_there_is_room) {
   World world;
   uint64_t files = 0, allowed = 3;
