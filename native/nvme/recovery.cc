@@ -200,12 +200,17 @@ void Recovery::mark_foreign(uint32_t number, uint64_t bytes, const char* why) {
                          "segment=" + std::to_string(number) + " seen_in=" + why);
 }
 
-// One that stood by, or was closed empty, has none behind its header.
+// One that stood by, or was closed empty, has none. A record behind the header says enough; where
+// there is none that can be believed, others may be behind it.
 bool Recovery::has_record(const Segment& segment) {
+  if (const auto entries = read_toc(segment)) return !entries->empty();
   AlignedBuffer first(std::min<uint64_t>(kMaxHeaderBytes, segment.bytes - kBlockBytes));
   if (read(segment.number, kBlockBytes, first.span()) != 0) return true;
   const auto record = decode_record_header(first.span());
-  return record && record->extent.life == segment.life;
+  if (record && record->extent.life == segment.life) return true;
+  bool found = false;
+  const ScanResult result = scan_records(segment, [&found](const RecordHeader&) { found = true; });
+  return found || result.error != 0;
 }
 
 bool Recovery::is_larger(const Segment& segment) const {

@@ -214,6 +214,30 @@ TEST(cut_segment_is_whole_after_a_crash_at_any_step) {
   }
 }
 
+// It was taken for an empty one, which goes first, and was counted nowhere.
+TEST(start_with_a_smaller_capacity_keeps_a_new_segment_whose_first_record_is_damaged) {
+  for (const bool closed : {false, true}) {
+    World world(8);
+    fill(world, 240, false);
+    const uint32_t newest = world.index.at(239).segment;
+    if (closed) {
+      world.open();
+      world.until([&] { return world.log->stats().closed_segments == 5; });
+      world.kill();
+    }
+    std::FILE* file = std::fopen(world.segment_path(newest).c_str(), "r+b");
+    CHECK_EQ(std::fseek(file, kBlockBytes + 70, SEEK_SET), 0);
+    CHECK(std::fputc('x', file) != EOF);
+    std::fclose(file);
+    world.options.capacity_bytes = 4 << 20;
+    world.open();
+    CHECK(world.index.contains(239));
+    CHECK(!world.index.contains(0));
+    const uint64_t readable = closed ? 240 : 239;  // a table names the damaged one too
+    CHECK_EQ(pages_told(world), readable - world.index.size());
+  }
+}
+
 // As for the table of a full one: the records are scanned.
 TEST(cut_segment_is_scanned_when_its_table_is_damaged) {
   World world(4, kOldSegment);
