@@ -159,8 +159,9 @@ class Log {
   virtual RecoveryReport recover(const std::function<void(RecoveredRecord&&)>& found) = 0;
 
   // Queues a page for writing. `payload` (facts.payload_bytes(), 4 KiB aligned) must stay unchanged
-  // until on_written or on_write_failed. False: the queue is full, the tier is read-only, or the
-  // page is larger than a segment or the whole queue.
+  // until on_written or on_write_failed. False: the queue is full, the tier is read-only, the
+  // page is larger than a segment or the whole queue, or segments that are left alone fill the
+  // capacity.
   virtual bool append(uint64_t ticket, const PageFacts& facts, const std::byte* payload) = 0;
   // Reads and verifies a record into `payload`. False: too many reads queued; ask again later.
   virtual bool read(uint64_t ticket, const Extent& extent, const Key& key, std::byte* payload) = 0;

@@ -40,6 +40,8 @@ class Rotation {
   uint64_t allocatable(uint64_t leaving_bytes = 0) const;
   // Pages can be written with the files that there are, now or once reclaim has made room.
   bool serves_without_new_files() const;
+  // No page can be written before the next start: what cannot be reclaimed fills the capacity.
+  bool has_no_room_ever() const { return exhausted() && !serves_without_new_files(); }
   // Takes so many bytes more without reclaiming anything. False on a disk that was full when it was
   // last asked, which it is once an interval, whether anybody writes or not.
   bool has_room(uint64_t bytes) const;

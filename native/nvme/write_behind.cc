@@ -23,7 +23,7 @@ bool WriteBehind::append(uint64_t ticket, const PageFacts& facts, const std::byt
   if (!facts_are_sound(facts) || !is_aligned(payload))
     throw Error(ErrorKind::internal, "unsound_page",
                 "page " + to_hex(facts.key) + " does not fit its own description; not written");
-  if (!context_.health.writable()) return false;
+  if (!context_.health.writable() || rotation_.has_no_room_ever()) return false;
   QueuedRecord record;
   record.header_blocks = header_blocks(facts);
   record.blocks = record_blocks(facts);
@@ -86,6 +86,8 @@ void WriteBehind::step() {
     if (segment == nullptr) {
       // A reclaim that waits for relocations which wait for its segment would never end.
       if (rotation_.exhausted()) drop_relocations();
+      // Nothing would ever end the wait, and a page that waits cannot leave DRAM.
+      if (rotation_.has_no_room_ever()) fail_waiting("no_space");
       return;
     }
     if (!worth_sending() || !may_place(*segment)) return;

@@ -335,6 +335,30 @@ TEST(recovery_with_a_lower_capacity_removes_what_has_no_page_first) {
   CHECK(!world.saw_event("nvme_shrunk"));
 }
 
+// The queue took what nobody could ever write, and those pages could not leave DRAM.
+TEST(append_is_refused_where_segments_that_are_left_alone_fill_the_capacity) {
+  World world(4);
+  world.open();
+  world.append_all(0, 400);
+  world.flush();
+  world.kill();
+  const Key ours = world.options.warehouse_id;
+  world.options.warehouse_id = {99, 99};
+  CHECK_EQ(world.open().foreign_segments, 4);
+  CHECK(!world.append(1000));
+  world.flush();
+  world.kill();
+
+  world.options.warehouse_id = ours;
+  world.faults->add({IoKind::read, ".seg", 0, UINT64_MAX, EIO, -1});
+  CHECK_EQ(world.open().unreadable_segments, 4);
+  CHECK(!world.append(1000));
+  world.kill();
+  world.faults->clear();
+  CHECK(world.open().records > 0);
+  world.append_all(1000, 1100);
+}
+
 TEST(recovery_keeps_its_pages_where_another_warehouse_fills_the_capacity) {
   World world;
   fill(world);
