@@ -8,6 +8,7 @@
 #include <fstream>
 #include <new>
 
+#include "nvme/segment.h"
 #include "tests/check.h"
 #include "tests/warehouse_world.h"
 
@@ -92,6 +93,18 @@ TEST(tables_take_what_a_start_is_told_at_most_and_not_much_less_when_they_are_fu
   if (!kTold) return;
   CHECK(taken <= told);
   CHECK(told <= taken + taken / 2);
+}
+
+// The log keeps a word of each record for as long as the daemon runs; a start was not told of it.
+TEST(start_is_told_of_what_the_log_keeps_of_each_record) {
+  World world(shape_of(4096, 1), 32 * kMiB);
+  WarehouseOptions options = world.options;
+  options.index_pages = 1 << 20;
+  options.nvme_dir.clear();
+  const uint64_t without = table_bytes_for(options);
+  options.nvme_dir = world.directory.path() + "/nvme";
+  const uint64_t of_record = sizeof(nvme::RecordRef) + kRecoveredRecordBytes;
+  CHECK(table_bytes_for(options) - without >= options.index_pages * of_record);
 }
 
 // Incident: recovery held each record with all that is known of it, thrice what the figure had.

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "eviction/policy.h"
 #include "nvme/log.h"
+#include "nvme/segment.h"
 #include "session/registry.h"
 #include "warehouse/page_table.h"
 #include "warehouse/versions.h"
@@ -91,7 +92,9 @@ uint64_t table_bytes_for(const WarehouseOptions& options) {
   const bool nvme = !options.nvme_dir.empty();
   const uint64_t recovery =
       std::min(pages, slots) * kRecoveredSlotBytes + (nvme ? pages * kRecoveredRecordBytes : 0);
-  return table_bytes(options.policy, pages, slots, nvme) + recovery + Registry::kFilesBytes;
+  const uint64_t records = nvme ? pages * sizeof(nvme::RecordRef) : 0;  // of closed segments
+  return table_bytes(options.policy, pages, slots, nvme) + recovery + records +
+         Registry::kFilesBytes;
 }
 
 void check_options(const WarehouseOptions& options) {
