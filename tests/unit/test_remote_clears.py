@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse.daemon import remote_clears, remote_clears_file
+from kvwarehouse.daemon.disk_calls import DiskCalls
 from kvwarehouse.daemon.remote_clears import RemoteClears
 from kvwarehouse.daemon.remote_clears_file import Applied, ClearsState
 from kvwarehouse.errors import InternalError, StorageError, TransportError
@@ -341,10 +342,15 @@ def test_bug_is_said_and_no_listing_is_heard_any_more(
 # --- the file
 
 
+def write(places: list[str], warehouse_id: bytes, state: ClearsState) -> str:
+    disks = {place: DiskCalls(DEADLINE_S) for place in places}
+    return remote_clears_file.write(disks, warehouse_id, state)
+
+
 def test_file_keeps_what_is_known(tmp_path: Path) -> None:
     places = [str(tmp_path)]
     assert remote_clears_file.read(places, ID) == (None, [])
-    assert remote_clears_file.write(places, ID, STATE) == ""
+    assert write(places, ID, STATE) == ""
     assert remote_clears_file.read(places, ID) == (STATE, [])
     assert (tmp_path / "remote_clears").stat().st_mode & 0o777 == 0o600
 
@@ -354,8 +360,8 @@ def test_all_that_any_directory_knows_holds(tmp_path: Path) -> None:
     one.mkdir()
     two.mkdir()
     older = ClearsState({NAME: Applied(8, 2), OTHER: Applied(1, 1)}, {OTHER: 4}, 1)
-    remote_clears_file.write([str(one)], ID, older)
-    remote_clears_file.write([str(two)], ID, STATE)
+    write([str(one)], ID, older)
+    write([str(two)], ID, STATE)
     state, damaged = remote_clears_file.read([str(one), str(two)], ID)
     assert (state, damaged) == (
         ClearsState({NAME: Applied(7, 3), OTHER: Applied(1, 1)}, {OTHER: 5, EVERYTHING: 6}, 2), [],
@@ -364,7 +370,7 @@ def test_all_that_any_directory_knows_holds(tmp_path: Path) -> None:
 
 def test_no_damage_is_believed_and_the_file_is_set_aside(tmp_path: Path) -> None:
     places, path = [str(tmp_path)], tmp_path / "remote_clears"
-    remote_clears_file.write(places, ID, STATE)
+    write(places, ID, STATE)
     good = path.read_bytes()
     for at in range(0, len(good), 7):
         bad = bytearray(good)
@@ -382,7 +388,7 @@ def test_no_damage_is_believed_and_the_file_is_set_aside(tmp_path: Path) -> None
 
 
 def test_file_of_another_warehouse_says_nothing(tmp_path: Path) -> None:
-    remote_clears_file.write([str(tmp_path)], b"x" * 16, STATE)
+    write([str(tmp_path)], b"x" * 16, STATE)
     state, (damage,) = remote_clears_file.read([str(tmp_path)], ID)
     assert state is None
     assert "warehouse" in damage.reason
@@ -390,7 +396,7 @@ def test_file_of_another_warehouse_says_nothing(tmp_path: Path) -> None:
 
 def test_file_of_a_newer_version_is_refused_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "remote_clears"
-    remote_clears_file.write([str(tmp_path)], ID, STATE)
+    write([str(tmp_path)], ID, STATE)
     values = json.loads(path.read_bytes())
     del values["check"]
     values["version"] = 2
@@ -404,5 +410,5 @@ def test_file_of_a_newer_version_is_refused_and_stays(tmp_path: Path) -> None:
 
 def test_write_says_why_it_is_not_there(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
-    assert "No such file" in remote_clears_file.write([missing, str(tmp_path)], ID, STATE)
+    assert "No such file" in write([missing, str(tmp_path)], ID, STATE)
     assert remote_clears_file.read([str(tmp_path)], ID) == (STATE, [])
