@@ -492,8 +492,8 @@ CLASSES: Final = (
     FaultClass(
         "disk that hangs at a start",
         "nothing lost",
-        "DRAM serves, status, metrics and probes say so, the tier is back at the next start, and what"
-        " was reported durable is there after a loss of power",
+        "DRAM serves, status, metrics and probes say so, the tier is back at the next start, and"
+        " what was reported durable is there after a loss of power",
         live=True,
     ),
     *(
