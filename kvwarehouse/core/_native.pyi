@@ -469,8 +469,9 @@ class PresenceFile:
     @property
     def cells(self) -> int: ...
     def objects_of(self, day: int) -> int: ...
-    def advance(self, today: int) -> None:
-        """Drops what is too old for a later day; an earlier one is ignored."""
+    def advance(self, newest: int, today: int) -> None:
+        """Drops what is too old for a later newest day; an earlier one is ignored. Today, by which
+        readers tell what is of an earlier day, may be before it."""
     def put(
         self, keys: bytes, epochs: NDArray[np.uint64], days: NDArray[np.uint32]
     ) -> dict[str, int]:

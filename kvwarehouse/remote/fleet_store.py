@@ -89,7 +89,7 @@ class FleetStore:
         )
         self._replaced = ReplacedObjects(store, clock)
         self._put_if_absent: bool | None = None
-        self._filter_day: int | None = None
+        self._filter_days: tuple[int, int] | None = None  # its newest, and today
         self._lock = threading.Lock()
         self._listed_objects = 0
         self._put_objects = 0  # since the last listing
@@ -175,10 +175,11 @@ class FleetStore:
         self._listing.close()
 
     def _new_day(self) -> None:
-        day = (self._clock.now_ms() + NEXT_DAY_MS) // DAY_MS
-        if self._filter_day != day:
-            self._filter_day = day
-            self._sink.advance(day)
+        now_ms = self._clock.now_ms()
+        days = (now_ms + NEXT_DAY_MS) // DAY_MS, now_ms // DAY_MS
+        if self._filter_days != days:
+            self._filter_days = days
+            self._sink.advance(*days)
 
     def _probe(self) -> None:
         if self._put_if_absent is None:

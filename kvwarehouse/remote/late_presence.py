@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LatePresence:
-    """`make`: the file, of a day."""
+    """`make`: the file, of its newest day."""
 
     def __init__(self, make: Callable[[int], PresenceFile]) -> None:
         self._make = make
@@ -21,11 +21,10 @@ class LatePresence:
     def is_open(self) -> bool:
         return self._file is not None
 
-    def advance(self, today: int) -> None:
-        if self._file is None:
-            self._file = self._make(today)
-        else:
-            self._file.advance(today)
+    def advance(self, newest: int, today: int) -> None:
+        file = self._file or self._make(newest)
+        file.advance(newest, today)
+        self._file = file
 
     def put(self, keys: bytes, epochs: Any, days: Any) -> dict[str, int]:
         return self._opened.put(keys, epochs, days)

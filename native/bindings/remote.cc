@@ -107,10 +107,10 @@ void bind_presence(nb::module_& m) {
           arg("day"))
       .def(
           "advance",
-          [](SharedPresence& shared, uint32_t today) {
-            shared.with([=](PresenceFile& file) { file.writer().advance(today); });
+          [](SharedPresence& shared, uint32_t newest, uint32_t today) {
+            shared.with([=](PresenceFile& file) { file.writer().advance(newest, today); });
           },
-          arg("today"))
+          arg("newest"), arg("today"))
       .def("put", &SharedPresence::put, arg("keys"), arg("epochs"), arg("days"))
       .def(
           "remove",

@@ -74,7 +74,8 @@ Presence::Look::Look(const Presence& table, uint64_t epoch)
     : words_(table.words_),
       buckets_(table.buckets_),
       salt_(salt_of(epoch)),
-      window_(table.header_->window.load(std::memory_order_acquire)) {}
+      window_(table.header_->window.load(std::memory_order_acquire)),
+      ahead_(table.header_->ahead.load(std::memory_order_relaxed)) {}
 
 void Presence::Look::prefetch(const Key& key) const {
   const PresencePlace place = place_of(key, salt_, buckets_);
@@ -99,7 +100,10 @@ std::optional<uint32_t> Presence::Look::day_of(const Key& key) const {
   return newest - best;
 }
 
-uint32_t Presence::Look::newest() const { return newest_of(window_); }
+uint32_t Presence::Look::today() const {
+  const uint32_t newest = newest_of(window_);
+  return newest - std::min(ahead_, newest);
+}
 
 void Presence::format(const Mapping& mapping, const Key& fleet, uint64_t buckets, uint32_t days) {
   assert(days >= 1 && days <= kPresenceDays && mapping.bytes() >= presence_bytes(buckets));
@@ -165,14 +169,17 @@ void PresenceWriter::drop_older_than(uint32_t age) {
   }
 }
 
-void PresenceWriter::advance(uint32_t today) {
-  const uint32_t newest = this->newest();
-  if (today <= newest) return;
-  const uint32_t passed = std::min(today - newest, kPresenceDays);
+void PresenceWriter::advance(uint32_t newest, uint32_t today) {
+  const uint32_t last = this->newest();
+  const uint32_t next = std::max(newest, last);
+  // Before the window: a reader in between takes what is of today for such.
+  table_.header_->ahead.store(next - std::min(today, next), std::memory_order_relaxed);
+  if (next == last) return;
+  const uint32_t passed = std::min(next - last, kPresenceDays);
   const uint32_t kept = passed < table_.days_ ? table_.days_ - passed : 0;
-  set_window(newest, kept);
+  set_window(last, kept);
   drop_older_than(kept);
-  set_window(today, table_.days_);
+  set_window(next, table_.days_);
 }
 
 PresenceWriter::Put PresenceWriter::put(const Key& key, uint64_t epoch, uint32_t day) {

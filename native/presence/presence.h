@@ -46,6 +46,7 @@ struct PresenceHeader {
   uint64_t bytes;                             // of the file
   uint64_t checksum;                          // XXH3-64 of all before
   alignas(128) std::atomic<uint64_t> window;  // newest day << 8 | how many days count
+  std::atomic<uint32_t> ahead;                // days that the newest is after today
 };
 static_assert(sizeof(PresenceHeader) == 256 && sizeof(PresenceHeader) <= kBlockBytes);
 
@@ -72,8 +73,8 @@ class Presence {
     void prefetch(const Key& key) const;
     // The day of the newest object that matches; nothing where none does.
     std::optional<uint32_t> day_of(const Key& key) const;
-    // The day that is today's to the writer.
-    uint32_t newest() const;
+    // The writer's, which may be before the newest day that is told of.
+    uint32_t today() const;
 
    private:
     friend class Presence;
@@ -83,6 +84,7 @@ class Presence {
     uint64_t buckets_;
     Key salt_;
     uint64_t window_;
+    uint32_t ahead_;
   };
 
   // Writes a header for that many buckets into a mapping of presence_bytes(buckets) zeros. `days`
@@ -122,8 +124,10 @@ class PresenceWriter {
   explicit PresenceWriter(const Presence& table);
 
   // A later day than the newest: objects that are too old for it are dropped. Looks at all cells,
-  // 10 ms for 10M objects. An earlier day is ignored.
-  void advance(uint32_t today);
+  // 10 ms for 10M objects. An earlier newest day is ignored. Today may be before the newest: the
+  // next day is told of by hosts whose clocks are ahead.
+  void advance(uint32_t newest, uint32_t today);
+  void advance(uint32_t today) { advance(today, today); }
   Put put(const Key& key, uint64_t epoch, uint32_t day);
   // The object of that day is not there. False: no cell said so.
   bool remove(const Key& key, uint64_t epoch, uint32_t day);

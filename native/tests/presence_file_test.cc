@@ -57,7 +57,7 @@ TEST(reader_sees_what_is_put_after_it_opened) {
   PresenceFile file(place.wanted);
   const auto reader = PresenceReader::open(place.wanted.path, kFleet);
   CHECK(!reader->table().look(0).day_of(kKey));
-  CHECK_EQ(reader->table().look(0).newest(), kToday);
+  CHECK_EQ(reader->table().look(0).today(), kToday);
   file.writer().put(kKey, 0, kToday - 2);
   CHECK_EQ(*reader->table().look(0).day_of(kKey), kToday - 2);
 }

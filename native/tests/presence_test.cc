@@ -216,6 +216,23 @@ TEST(object_of_a_day_outside_the_window_is_not_put) {
   CHECK_EQ(writer.newest(), kToday);
 }
 
+TEST(today_is_the_newest_day_unless_the_next_is_told_of) {
+  const Table table(presence_buckets(100), 2);
+  PresenceWriter writer = writer_of(table);
+  const auto today = [&] { return table.attach().look(kEpoch).today(); };
+  CHECK_EQ(today(), kToday);
+  writer.advance(kToday + 1, kToday);
+  CHECK_EQ(today(), kToday);
+  CHECK(writer.put({1, 2}, kEpoch, kToday + 1) == Put::added);
+  writer.advance(kToday + 1);
+  CHECK_EQ(today(), kToday + 1);
+  writer.advance(kToday);  // a clock that went back
+  CHECK_EQ(today(), kToday);
+  CHECK_EQ(writer.newest(), kToday + 1);
+  writer.advance(kToday + 3);
+  CHECK_EQ(today(), kToday + 3);
+}
+
 TEST(full_buckets_give_the_place_of_their_oldest_object_and_no_younger_one) {
   const Table table(1);  // every key has the same bucket
   PresenceWriter writer = writer_of(table);

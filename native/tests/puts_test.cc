@@ -210,6 +210,28 @@ TEST(run_that_the_store_has_of_an_earlier_day_is_refreshed_at_its_first_use) {
   }
 }
 
+// The filter has the next day's place a minute early: what is of today is no older for that.
+TEST(run_of_today_is_offered_when_today_is_over_and_no_sooner) {
+  for (const RemoteWrite write : {RemoteWrite::reused, RemoteWrite::all}) {
+    Store store(write);
+    Filter filter(store);
+    for (const uint64_t chain : {1, 2}) {
+      filter.has(store.run(chain), kToday);
+      store.store(chain);
+    }
+    filter.file.writer().advance(kToday + 1, kToday);
+    filter.has(store.run(2), kToday + 1);  // another host's clock is ahead
+    for (const uint64_t chain : {1, 2}) store.use_again(chain);
+    CHECK_EQ(store.status().offered, 0);
+    filter.file.writer().advance(kToday + 1);
+    for (const uint64_t chain : {1, 2}) store.use(chain);
+    CHECK_EQ(store.status().offered, 1);
+    const auto run = store.puts().next();
+    CHECK(run->key == store.run(1));
+    CHECK_EQ(*run->day, kToday);
+  }
+}
+
 TEST(run_that_is_too_old_to_be_found_is_put_as_one_that_is_nowhere) {
   Store store(RemoteWrite::reused);
   Filter filter(store);

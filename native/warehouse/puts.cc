@@ -31,7 +31,7 @@ Puts::Seen Puts::look(const Key& key, uint64_t epoch, std::optional<uint32_t>& d
   const Presence::Look look = filter_->table().look(epoch);
   day = look.day_of(key);
   if (!day) return Seen::nowhere;
-  return *day == look.newest() ? Seen::today : Seen::earlier;
+  return *day >= look.today() ? Seen::today : Seen::earlier;
 }
 
 void Puts::used(const EntryView& view, bool again) {

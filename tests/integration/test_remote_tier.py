@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from kvwarehouse import core
 from kvwarehouse.remote.names import PagesName
 from kvwarehouse_bench.harness.eventually import eventually
+from testkit.quick_remote import STORE_DAY, ahead_of_midnight_s
 from testkit.remote_host import (
     RECORD_BYTES,
     RUN_PAGES,
@@ -72,7 +72,7 @@ def test_prompt_that_is_used_twice_is_put_as_one_object_and_others_are_not(
     status = eventually(lambda: used_again(1, 1), "the first was put")
     ((name, data),) = tier.objects().items()
     assert fault_of(name, data) == ""
-    assert (name.epoch, name.day) in ((0, int(time.time()) // 86400 - late) for late in (0, 1))
+    assert (name.epoch, name.day) == (0, STORE_DAY)
     assert status["put_bytes"] == status["used_bytes"] == len(data) == RUN_PAGES * RECORD_BYTES
     assert (status["objects"], status["nodes"]) == (1, 1)
     eventually(lambda: used_again(2, 2), "the second was put")
@@ -217,3 +217,23 @@ def test_daemon_that_starts_again_knows_what_is_in_the_store(
     tier.store(2)
     tier.until(lambda status: status["puts"] == {"stored": 1}, "the new one alone was put")
     assert len(tier.objects()) == 2
+
+
+def test_what_is_used_after_midnight_gets_its_new_day_and_not_a_minute_sooner(
+    served: Callable[..., RemoteHost],
+) -> None:
+    tier = served(remote_write="all")
+    tier.store(1)
+    tier.until(lambda status: status["puts"] == {"stored": 1}, "it was put")
+    (first,) = tier.objects()
+    tier.stop()
+    tier.serving.environment["KVW_TEST_STORE_AHEAD_S"] = str(ahead_of_midnight_s(5))
+    tier.start()
+    tier.until_state("serving")
+
+    def refreshed() -> dict[str, Any]:
+        tier.use(1)
+        return dict(tier.status["puts"])
+
+    assert eventually(refreshed, "it was used after midnight") == {"refreshed": 1}
+    assert {name.day for name in tier.objects()} == {first.day, first.day + 1}

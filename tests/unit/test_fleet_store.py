@@ -171,10 +171,13 @@ def test_what_is_put_about_midnight_is_in_the_filter(world: World) -> None:
     world.store.put(NAMES.delta(int(world.now() * 1000) + 1, 9), data)
     world.pass_by(10)
     assert node.sink.has(told)
+    assert node.sink.today == node.fleet.today == own.day - 1
     world.goes(15)
     assert node.fleet.today == own.day
     node.fleet.stored(own, 1)
     assert node.sink.has(own)
+    world.pass_by(5)
+    assert node.sink.today == own.day
 
 
 def test_janitor_takes_old_days_out_of_store_filter_and_count(

@@ -54,7 +54,7 @@ def test_removed_and_expired_are_not_found(tmp_path: Path) -> None:
     assert file.remove(some[:16], 0, TODAY)
     assert not file.remove(some[:16], 0, TODAY)
     assert file.objects == 1
-    file.advance(TODAY + DAYS)
+    file.advance(TODAY + DAYS, TODAY + DAYS)
     assert (file.objects, file.newest) == (0, TODAY + DAYS)
 
 
@@ -65,8 +65,8 @@ def test_double_of_the_tests_takes_what_the_file_takes(tmp_path: Path, rng: rand
         key, day = rng.choice(some), today + rng.randrange(-DAYS - 1, 3)
         if rng.random() < 0.02:
             today += rng.choice([-1, 1, 1, 3])
-            file.advance(today)
-            double.advance(today)
+            file.advance(today, today)
+            double.advance(today, today)
         elif rng.random() < 0.3:
             assert file.remove(key, 0, day) == double.remove(key, 0, day)
         else:

@@ -119,13 +119,14 @@ class KeptPages:
 
     def __init__(self, window: int = 8, today: int = 0) -> None:
         self.days: dict[tuple[bytes, int], int] = {}
-        self.window, self.newest = window, today
+        self.window, self.newest, self.today = window, today, today
         self.puts = 0
         self._mutex = threading.Lock()
 
-    def advance(self, today: int) -> None:
+    def advance(self, newest: int, today: int) -> None:
+        assert today <= newest
         with self._mutex:
-            self.newest = max(today, self.newest)
+            self.newest, self.today = max(newest, self.newest), today
             self.days = {of: day for of, day in self.days.items() if self._has_day(day)}
 
     def put(self, keys: bytes, epochs: Any, days: Any) -> dict[str, int]:
