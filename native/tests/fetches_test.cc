@@ -232,6 +232,21 @@ TEST(runs_of_one_call_are_handed_out_from_the_beginning_of_a_prompt_however_long
   for (const uint32_t number : {0u, 1u, 2u}) CHECK(scene.next().key == scene.run(1, number).key);
 }
 
+// Found by reading, with AddressSanitizer: what was asked for again was of a run that had ended.
+TEST(run_that_is_asked_for_again_as_serving_ends_is_no_more) {
+  for (uint64_t left_ns = 1; left_ns < 12; ++left_ns) {
+    Scene scene;
+    scene.ask(scene.run(1, 0, 5));
+    scene.world.clock.creep_ns(1);
+    scene.serve_until(scene.world.clock.boot_ns() + left_ns);
+    scene.ask(scene.run(1, 0, 2));
+    scene.ask(scene.run(1, 0, 0));
+    scene.world.pass(kSecondNs);
+    CHECK_EQ(scene.status().queued + scene.status().under_way, 0);
+    CHECK_EQ(scene.control().remote.queued_bytes.value.load(), 0);
+  }
+}
+
 // A message that was read late has a later deadline than those that were sent after it.
 TEST(runs_of_many_calls_are_handed_out_from_the_beginning_where_their_deadlines_are_close) {
   Scene scene;

@@ -126,7 +126,8 @@ bool Fetches::has_room(SessionId session, size_t runs, uint64_t bytes) const {
 
 // `until_ns` may be sooner or later than that of those who wait already.
 FetchAnswer Fetches::join(Fetch& fetch, uint32_t from, uint64_t until_ns) {
-  if (fetch.number == 0 && from < fetch.from) {
+  const bool wants_more = fetch.number == 0 && from < fetch.from;
+  if (wants_more) {
     const uint64_t more = fetch.record_bytes * (fetch.from - from);
     if (!has_room(fetch.session, 0, more)) {
       ++later_;
@@ -134,11 +135,11 @@ FetchAnswer Fetches::join(Fetch& fetch, uint32_t from, uint64_t until_ns) {
     }
     fetch.from = from;
     bytes_ += more;
-    publish();
   }
   fetch.due_ns = std::min(fetch.due_ns, until_ns);
   fetch.until_ns = std::max(fetch.until_ns, until_ns);
   ++joined_;
+  if (wants_more) publish();  // last: it ends all of them where serving has just ended
   return FetchAnswer::reading;
 }
 
