@@ -114,8 +114,9 @@ void Registry::adopt(const std::string& path) {
   static_assert(offsetof(SessionFile, pin_capacity) == offsetof(SessionFile, version) + 4);
   const auto granted =
       static_cast<uint32_t>(read_word(session->file.get(), offsetof(SessionFile, version)) >> 32);
-  session->pin_capacity =
-      std::min({granted, kPinCapacity, std::max(pins_left(session->owner_pid), kPinsLeast)});
+  session->pin_capacity = std::min(
+      {granted, kPinCapacity,
+       std::max(pins_left(session->owner_pid, kGrantedOfAll, kGrantedOfProcess), kPinsLeast)});
   session->touch_read = read_word(session->file.get(), offsetof(SessionFile, touch_head));
   sessions_[id] = std::move(session);
 }
@@ -127,14 +128,13 @@ bool Registry::full(uint64_t owner_pid) const {
          static_cast<size_t>(std::ranges::count_if(sessions_, of_owner)) >= kMaxSessionsOfProcess;
 }
 
-uint32_t Registry::pins_left(uint64_t owner_pid) const {
+uint32_t Registry::pins_left(uint64_t owner_pid, uint32_t of_all, uint32_t of_process) const {
   uint32_t all = 0, own = 0;
   for (const auto& [id, session] : sessions_) {
     all += session->pin_capacity;
     if (owner_pid != 0 && session->owner_pid == owner_pid) own += session->pin_capacity;
   }
-  return std::min(kPinsOfAll - std::min(all, kPinsOfAll),
-                  kPinsOfProcess - std::min(own, kPinsOfProcess));
+  return std::min(of_all - std::min(all, of_all), of_process - std::min(own, of_process));
 }
 
 Registry::Created Registry::create(uint64_t owner_pid) {
@@ -147,7 +147,8 @@ Registry::Created Registry::create(uint64_t owner_pid) {
                     " of this process; close clients that are not used");
   auto session = std::make_unique<Session>();
   session->owner_pid = owner_pid;
-  session->pin_capacity = std::clamp(pins_left(owner_pid) / 8, kPinsLeast, kPinCapacity);
+  session->pin_capacity =
+      std::clamp(pins_left(owner_pid, kPinsOfAll, kPinsOfProcess) / 8, kPinsLeast, kPinCapacity);
   if (::getrandom(&session->id, sizeof session->id, 0) != sizeof session->id || session->id == 0)
     throw storage_error("cannot draw a session id", errno);
   char name[32];

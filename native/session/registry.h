@@ -166,6 +166,9 @@ class Registry {
   static constexpr uint32_t kPinsOfAll = 24 * 32768;  // of 24 full ones
   static constexpr uint32_t kPinsOfProcess = kPinsOfAll / 2;
   static constexpr uint32_t kPinsLeast = 256;  // of a session, beyond that bound too
+  // So much a daemon may have granted, and the next one reads all of it: pins are held over it.
+  static constexpr uint32_t kGrantedOfAll = kPinsOfAll + kMaxSessions * kPinsLeast;
+  static constexpr uint32_t kGrantedOfProcess = kPinsOfProcess + kMaxSessionsOfProcess * kPinsLeast;
   // What the files of all take, at most.
   static constexpr uint64_t kFilesBytes =
       kMaxSessions * (offsetof(SessionFile, pins) + kPinsLeast * 8 + 4096) + kPinsOfAll * 8;
@@ -185,7 +188,7 @@ class Registry {
   bool lock_is_free(const Session& session) const;
   bool full(uint64_t owner_pid) const;
   // What those of all, and of a process that is seen, leave of pin words.
-  uint32_t pins_left(uint64_t owner_pid) const;
+  uint32_t pins_left(uint64_t owner_pid, uint32_t of_all, uint32_t of_process) const;
   // Until the next call. Nothing: they cannot be read.
   std::optional<std::span<const uint64_t>> pin_words(const Session& session);
   bool pins_any(const Session& session);
