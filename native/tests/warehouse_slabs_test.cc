@@ -113,6 +113,32 @@ TEST(page_size_without_a_slab_gets_one_though_most_slabs_have_a_pinned_page) {
   CHECK(two.other->store(page_of(two.small, 1, 0)));
 }
 
+// Incident: the slab with the fewest pages went, which had the beginning of the hottest prompt, and
+// with it all that was behind that in other slabs.
+TEST(slab_with_the_beginning_of_a_long_prompt_is_not_the_one_that_goes) {
+  Two two;
+  World& world = two.world;
+  constexpr uint64_t kPrompt = 1000, kFirst = 20, kPages = 100;
+  for (uint64_t chain = 0; chain < kFirst; ++chain) CHECK(two.peer->store(world.page(chain)));
+  for (uint32_t at = 0; at < kPages; ++at) CHECK(two.peer->store(world.page(kPrompt, at)));
+  for (uint64_t chain = kFirst; world->status().dram_pages + 8 < world.capacity(); ++chain)
+    CHECK(two.peer->store(world.page(chain)));
+  const auto slab_of = [&](uint64_t chain, uint32_t at = 0) {
+    return world.slots().slab_of(world.slot_of(world.page(chain, at)));
+  };
+  CHECK_EQ(slab_of(0), slab_of(kPrompt));
+  CHECK(slab_of(kPrompt) != slab_of(kPrompt, kPages - 1));
+  uint64_t left = 0;
+  world->evict(-1, kFirst, "dram", left);  // the coldest
+  CHECK(!world.stored(world.page(0)));
+  for (uint32_t at = kPages; at-- > 0;)
+    two.peer->session().touch(*world.entry(world.page(kPrompt, at)));
+  world.pass(2 * kSecondNs);
+  CHECK(two.other->store(page_of(two.small, 1, 0)));
+  for (int pass = 0; pass < 10; ++pass) world.pass(kSecondNs);
+  for (uint32_t at = 0; at < kPages; ++at) CHECK(world.stored(world.page(kPrompt, at)));
+}
+
 // Incident: each of 64 pages of a message scanned the slabs anew, 100 ms of the core together.
 TEST(page_size_that_found_no_slab_looks_again_a_little_later) {
   Two two;

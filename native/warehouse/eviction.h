@@ -60,15 +60,25 @@ class Eviction {
   bool awaits_child(SlotId slot) const;
 
   bool take_spare_slab(SlotClass& needy);  // that another class has no use for
+  struct Move {
+    uint32_t slab;
+    std::vector<SlotId> live;  // still to leave
+    SlotClass* needy = nullptr;
+  };
+
   // That holds pages of another class which are colder than this one's coldest.
   bool take_colder_slab(SlotClass& needy);
-  // At least half of whose pages are colder than `heat`. True: it is there, and not on its way.
+  // At least half of whose pages are colder than `heat`; of several the one by which the fewest
+  // pages are lost. True: it is there, and not on its way.
   bool take_slab(SlotClass& needy, uint64_t heat);
   bool step_of_move();  // true: it was the last, and the slab is there
   // Whatever it holds; after a vain look no other for a while.
   void take_any_slab(SlotClass& needy);
   // The coldest first, of those not seen pinned; how many.
   size_t coldest(SlotClass& cls, std::span<PageId> residents) const;
+  // Pages elsewhere that nobody finds any more once those of the slab have left: those below them,
+  // where NVMe does not have what leaves. Counts to `most` or kMostBelow.
+  size_t lost_below(const Move& move, size_t most) const;
   SlotClass* donor_for(const SlotClass& needy, uint64_t heat);
   std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
   bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
@@ -76,12 +86,6 @@ class Eviction {
   void note_growth();
   bool is_whole() const { return next_slab_ == state_.arena.slab_count(); }
   bool still_growing() const { return !is_whole() && growth_error_.empty(); }
-
-  struct Move {
-    uint32_t slab;
-    std::vector<SlotId> live;  // still to leave
-    SlotClass* needy = nullptr;
-  };
 
   WarehouseState& state_;
   WriteAdmission& writes_;

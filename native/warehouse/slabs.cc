@@ -18,6 +18,7 @@ constexpr uint64_t kKeptNs = kSecondNs;
 constexpr uint64_t kLookNs = 10 * kMillisecondNs;  // where none could be had
 constexpr size_t kLooks = 16;                      // slabs of a donor, and as many victims
 constexpr size_t kLookSlots = 65536;               // of either, at most, but for one slab
+constexpr size_t kMostBelow = 16384;               // pages that are looked at below those of a slab
 
 }  // namespace
 
@@ -128,12 +129,39 @@ SlotClass* Eviction::donor_for(const SlotClass& needy, uint64_t heat) {
   return donors[next_donor_++ % donors.size()].second;
 }
 
+size_t Eviction::lost_below(const Move& move, size_t most) const {
+  most = std::min(most, kMostBelow);
+  size_t lost = 0;
+  std::vector<PageId> above;
+  const auto leaves = [&](const EntryView& page) {
+    return page.in_dram() && state_.arena.slots().slab_of(page.slot) == move.slab;
+  };
+  for (const SlotId slot : move.live) {
+    const auto leaving = state_.catalog.at(state_.pool.page_at(slot));
+    if (!leaving || leaving->in_nvme()) continue;
+    above.push_back(leaving->page);
+    while (!above.empty() && lost < most) {
+      PageId child = state_.catalog.first_child(above.back());
+      above.pop_back();
+      for (; child != kNoPage && lost < most; child = state_.catalog.next_sibling(child)) {
+        const auto below = state_.catalog.at(child);
+        if (!below || leaves(*below)) continue;  // counted by itself
+        ++lost;
+        above.push_back(child);
+      }
+    }
+    above.clear();
+  }
+  return lost;
+}
+
 bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
   if (move_) return false;
   const PinSet& pins = state_.sessions.pins();
   SlotClass* donor = donor_for(needy, heat);
   if (donor == nullptr) return false;
   std::optional<Move> best;
+  size_t fewest = 0;  // pages that are lost by it
   for (const uint32_t slab : slabs_to_look_at(*donor)) {
     // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
     // nothing is evicted in vain.
@@ -152,7 +180,10 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
       colder += donor->policy->heat(state_.pool.resident(slot)) < heat ? 1 : 0;
     }
     if (!movable || colder * 2 < own.live.size()) continue;
-    if (!best || own.live.size() < best->live.size()) best = std::move(own);
+    const size_t lost = own.live.size() + lost_below(own, best ? fewest : SIZE_MAX);
+    if (best && lost >= fewest) continue;
+    fewest = lost;
+    best = std::move(own);
   }
   // Nothing leaves in vain for want of memory either.
   if (!best || !can_cut(best->slab, needy)) return false;
