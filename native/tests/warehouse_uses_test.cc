@@ -1,5 +1,10 @@
 // What the warehouse counts as a use of a page, for its live miss-ratio curve.
+#include <poll.h>
+
+#include <array>
 #include <cmath>
+#include <filesystem>
+#include <functional>
 #include <vector>
 
 #include "replay/replay.h"
@@ -15,9 +20,26 @@ struct Traffic {
   World world{shape_of(kOneShard, 1)};
   std::unique_ptr<Peer> peer;
 
-  explicit Traffic(uint64_t dram_bytes = 8 * kMiB) : world(shape_of(kOneShard, 1), dram_bytes) {
+  explicit Traffic(uint64_t dram_bytes = 8 * kMiB, uint64_t nvme_bytes = 0)
+      : world(shape_of(kOneShard, 1), dram_bytes) {
+    if (nvme_bytes > 0) {
+      world.options.nvme_dir = world.directory.path() + "/nvme";
+      std::filesystem::create_directory(world.options.nvme_dir);
+      world.options.nvme_capacity_bytes = nvme_bytes;
+    }
     world.start();
     peer = std::make_unique<Peer>(world);
+  }
+
+  void until(const std::function<bool()>& done) {
+    for (int round = 0; round < 20000; ++round) {
+      world->poll_log();
+      world->tick();
+      if (done()) return;
+      pollfd ready{world->log_fd(), POLLIN, 0};
+      ::poll(&ready, 1, 5);
+    }
+    CHECK(!"the warehouse never got there");
   }
 
   // As a client does when it loads the page; then time for the daemon to see it.
@@ -87,6 +109,42 @@ TEST(pin_and_load_behind_it_and_loads_of_all_ranks_are_one_use) {
   CHECK_EQ(traffic.curve().uses, 3);
 }
 
+TEST(page_that_is_used_all_the_time_is_a_use_each_second) {
+  Traffic traffic;
+  const TestPage page = traffic.world.page(1);
+  CHECK(traffic.peer->store(page));
+  traffic.world.pass(2 * kSecondNs);
+  const auto entry = traffic.world.entry(page);
+  for (int touch = 0; touch < 100; ++touch) {
+    traffic.peer->session().touch(*entry);
+    traffic.world.pass(100 * kMillisecondNs);
+  }
+  // Ten seconds, which begin and end within half of one.
+  const uint64_t loads = traffic.curve().uses - 1;
+  CHECK(loads == 10 || loads == 11);
+  CHECK_EQ(hits_at(traffic.curve(), 2 * kOneShard), loads);
+}
+
+TEST(page_that_an_earlier_daemon_left_on_nvme_counts_at_the_size_that_held_it) {
+  Traffic traffic(8 * kMiB, 64 * kMiB);
+  World& world = traffic.world;
+  const TestPage page = world.page(1);
+  CHECK(traffic.peer->store(page));
+  traffic.until([&] { return world->status().nvme_pages == 1; });
+  world.restart();
+  traffic.peer->hello();
+  uint64_t left = 0;
+  world->evict(-1, 1, "dram", left);
+  CHECK_EQ(left, 1);
+  std::vector<PromoteAnswer> answers;
+  world->promote(std::array<Key, 1>{page.key}, answers);
+  traffic.until([&] { return world->status().pages_promoted == 1; });
+  CHECK(traffic.load(page));
+  CHECK_EQ(traffic.curve().uses, 1);
+  CHECK_EQ(hits_at(traffic.curve(), 16 * kMiB), 0);
+  CHECK_EQ(hits_at(traffic.curve(), 80 * kMiB), 1);
+}
+
 TEST(page_that_an_earlier_daemon_stored_counts_at_the_size_that_held_it) {
   Traffic traffic;
   const TestPage page = traffic.world.page(1);
@@ -98,6 +156,31 @@ TEST(page_that_an_earlier_daemon_stored_counts_at_the_size_that_held_it) {
   CHECK_EQ(traffic.curve().uses, 1);
   CHECK_EQ(hits_at(traffic.curve(), 8 * kMiB - kMiB), 0);
   CHECK_EQ(hits_at(traffic.curve(), 9 * kMiB), 1);
+}
+
+// Incident: an engine that has a prompt's beginning itself loads what is behind it alone. Reclaim
+// let the beginning go, and all of the rest with it.
+TEST(beginning_of_a_prompt_is_of_use_to_who_loads_its_end) {
+  constexpr uint32_t kPages = 6, kFrom = 3;
+  for (const bool from_the_end : {true, false}) {
+    Traffic traffic(8 * kMiB, 64 * kMiB);
+    World& world = traffic.world;
+    for (const uint64_t chain : {1, 2})
+      for (uint32_t at = 0; at < kPages; ++at) CHECK(traffic.peer->store(world.page(chain, at)));
+    traffic.until([&] { return world->status().nvme_pages == 2 * kPages; });
+    for (uint32_t at = kFrom; at < kPages; ++at) {
+      const uint32_t page = from_the_end ? kFrom + kPages - 1 - at : at;
+      traffic.peer->session().touch(*world.entry(world.page(1, page)));
+    }
+    world.pass(100 * kMillisecondNs);
+    nvme::LogHost& host = *world;
+    for (const uint64_t chain : {1, 2})
+      for (uint32_t at = 0; at < kPages; ++at) {
+        const auto entry = world.entry(world.page(chain, at));
+        CHECK(host.use_of(entry->key, entry->extent) ==
+              (chain == 1 ? nvme::RecordUse::hot : nvme::RecordUse::cold));
+      }
+  }
 }
 
 TEST(touches_that_come_too_fast_are_lost_and_counted) {

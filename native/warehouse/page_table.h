@@ -35,7 +35,7 @@ struct PageNode {
   PageNumber next = kNoNumber;  // sibling
   PageNumber previous = kNoNumber;
   uint32_t position = 0;
-  uint16_t used_at = 0;   // when it was used last, in half seconds; 0: not since it came
+  uint16_t used_at = 0;   // when its last use began, in half seconds; 0: not since it came
   uint16_t used : 1 = 0;  // loaded since it was written to NVMe: reclaim relocates it
   // Of the entry, here because there is room for them.
   uint16_t tiers : 3 = 0;  // its flags above kEntryUsed; none: it left

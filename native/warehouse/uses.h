@@ -33,7 +33,7 @@ class Uses {
  private:
   void release(const EntryView& view, PageId before);
   bool is_new(PageId page);
-  MissRatioCurve::Use use_of(const EntryView& view) const;
+  MissRatioCurve::Use use_of(const EntryView& view, bool was_used) const;
 
   WarehouseState& state_;
   uint64_t started_ns_;
