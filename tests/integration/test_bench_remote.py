@@ -108,7 +108,7 @@ def test_page_is_put_and_loaded_as_the_daemon_counts_it(
     tier = host.until(
         lambda: host.tier if host.tier["gets"].get("filled") == 4 else None, "all reads are told"
     )
-    assert (tier["puts"], tier["gets"]) == ({"stored": 2}, {"filled": 4})
+    assert (tier["puts"]["stored"], tier["gets"]) == (2, {"filled": 4})
     assert tier["get_bytes"] == 2 * 2 * OBJECT_BYTES
 
 

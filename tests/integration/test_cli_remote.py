@@ -223,7 +223,7 @@ def test_check_counts_no_object_of_another_fleet(
 
 def test_gc_deletes_what_is_over_and_no_more(place: Place, shown: Any, rng: random.Random) -> None:
     old = place.fill(rng, 2, days=(9,))
-    new = place.fill(rng, 2, days=(0, 7))
+    new = place.fill(rng, 2, days=(0, 6))  # over midnight, too
     place.store.put(place.names.delta(0, 1), b"old")
     foreign = place.names.pages(old[0]) + ".mine"
     place.store.put(foreign, b"foreign")
