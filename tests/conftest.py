@@ -14,12 +14,14 @@ import hypothesis
 import pytest
 
 from kvwarehouse_bench.harness.eventually import eventually
-from testkit import cuda_model, repeating, tally
+from testkit import cuda_model, own_environment, repeating, tally
 from testkit.cuda_model import ModelDevice
 
 # Exported, so that the other processes of the run use it too, and daemons and native programs that
 # tests start.
 SEED = int(os.environ.setdefault("KVW_SEED", str(secrets.randbits(32))), 0)
+
+own_environment.take()
 
 # numpy starts a thread for each core, which spins: in hundreds of processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
