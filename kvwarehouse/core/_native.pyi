@@ -261,11 +261,11 @@ class Feed:
     def take(self, timeout_s: float) -> dict[str, Any]:
         """{"items": list[FeedItem], "lost": bool, "closed": bool}: all there is now; waits for
         something, at most timeout_s. lost: the reader was too slow, and nothing more is said until
-        restart()."""
+        restart(). What was taken is lost where it raises: close it, and watch again."""
     def restart(self) -> None:
         """Everything again from "cleared" on; what was not taken is dropped."""
     def close(self) -> None:
-        """Ends a waiting take(). Idempotent."""
+        """Ends a waiting take(), and does not wait for the core. Idempotent."""
 
 Keys: TypeAlias = list[bytes] | tuple[list[bytes], list[int], list[int], list[bytes | None]]
 # One prompt's pages from its root; or runs: the keys of all, then pages, position of the first page

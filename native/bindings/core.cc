@@ -4,8 +4,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
-#include "bindings/feed.h"
 #include "bindings/report.h"
+#include "server/feed_reader.h"
 #include "server/server.h"
 #include "warehouse/operator_eviction.h"
 
@@ -241,7 +241,8 @@ class Core {
     return made;
   }
   FeedReader* watch(int ordinal, bool tokens_only) {  // Python owns it
-    return new FeedReader(server_, FeedRequest{ordinal, tokens_only});
+    WithoutGil release;
+    return new FeedReader(server_, FeedRequest{ordinal, tokens_only}, kPatienceMs);
   }
   void attach_remote(int fd) {
     Fd own(fd);

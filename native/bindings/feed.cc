@@ -1,13 +1,13 @@
-#include "bindings/feed.h"
-
+// Feed: the reader's end of a feed.
 #include <algorithm>
 #include <chrono>
+
+#include "bindings/bindings.h"
+#include "server/feed_reader.h"
 
 namespace kvw::bindings {
 
 namespace {
-
-constexpr int kPatienceMs = 10000;
 
 const char* kind_name_of(FeedKind kind) {
   static constexpr const char* kNames[] = {"cleared", "stored", "removed", "synced"};
@@ -29,38 +29,13 @@ nb::list items_of(const FeedBatch& batch) {
   return items;
 }
 
-}  // namespace
-
-FeedReader::FeedReader(Server& server, const FeedRequest& request)
-    : server_(server), queue_(std::make_shared<FeedQueue>(Feeds::kQueueBytes)) {
-  WithoutGil release;
-  id_ = server_.call([request, queue = queue_](
-                         Warehouse& warehouse) { return warehouse.feeds().open(request, queue); },
-                     kPatienceMs);
-}
-
-FeedReader::~FeedReader() {
-  try {
-    close();
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
-    // The core is too busy to hear of it: the feed fills up, falls silent, and costs its memory.
-  }
-}
-
-nb::dict FeedReader::take(double timeout_s) {
+// {"items": [...], "lost": bool, "closed": bool}
+nb::dict take(FeedReader& reader, double timeout_s) {
+  const double ms = std::clamp(timeout_s, 0.0, 3600.0) * 1000;
   FeedBatch batch;
   {
     WithoutGil release;
-    const double ms = std::clamp(timeout_s, 0.0, 3600.0) * 1000;
-    batch = queue_->take(std::chrono::milliseconds(static_cast<int64_t>(ms)));
-    if (batch.more && !batch.closed) {
-      server_.call(
-          [id = id_](Warehouse& warehouse) {
-            warehouse.feeds().advance(id);
-            return 0;
-          },
-          kPatienceMs);
-    }
+    batch = reader.take(std::chrono::milliseconds(static_cast<int64_t>(ms)));
   }
   nb::dict made;
   made["items"] = items_of(batch);
@@ -69,36 +44,12 @@ nb::dict FeedReader::take(double timeout_s) {
   return made;
 }
 
-void FeedReader::restart() {
-  WithoutGil release;
-  server_.call(
-      [id = id_](Warehouse& warehouse) {
-        warehouse.feeds().restart(id);
-        return 0;
-      },
-      kPatienceMs);
-}
-
-void FeedReader::close() {
-  if (closed_.exchange(true)) return;
-  WithoutGil release;
-  queue_->close();
-  try {
-    server_.call(
-        [id = id_](Warehouse& warehouse) {
-          warehouse.feeds().close(id);
-          return 0;
-        },
-        kPatienceMs);
-  } catch (const Error& error) {
-    if (error.code() != std::string("stopped")) throw;  // it went with the core
-  }
-}
+}  // namespace
 
 void bind_feed(nb::module_& m) {
   nb::class_<FeedReader>(m, "Feed")
-      .def("take", &FeedReader::take, nb::arg("timeout_s"))
-      .def("restart", &FeedReader::restart)
+      .def("take", &take, nb::arg("timeout_s"))
+      .def("restart", &FeedReader::restart, nb::call_guard<WithoutGil>())
       .def("close", &FeedReader::close);
 }
 

@@ -16,6 +16,7 @@
 
 #include "client/connection.h"
 #include "io/faulty_engine.h"
+#include "server/feed_reader.h"
 #include "tests/daemon_world.h"
 
 namespace kvw {
@@ -187,6 +188,20 @@ TEST(daemon_with_the_longest_path_of_a_socket_listens_there_too) {
   server.start();
   const Connection client(path, std::nullopt,
                           system_clock().boot_ns() + kPatienceMs * kMillisecondNs);
+}
+
+// Incident: nobody closed them, and after sixteen nobody could watch until a restart.
+TEST(feeds_whose_opening_was_given_up_are_let_go) {
+  const Daemon world(shape_of(4096));
+  Server server(world.options, world.socket());
+  server.start();
+  BusyCore busy(server);
+  for (size_t i = 0; i < Feeds::kMaxFeeds; ++i)
+    CHECK_EQ(code_of([&] { FeedReader(server, {}, 0); }), "core_busy");
+  busy.let_go();
+  const FeedReader reader(server, {}, kPatienceMs);
+  const auto count = [](Warehouse& warehouse) { return warehouse.feeds().size(); };
+  CHECK_EQ(server.call(count, kPatienceMs), 1);
 }
 
 TEST(lines_for_the_log_are_bounded_and_those_left_out_counted) {

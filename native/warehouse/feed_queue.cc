@@ -45,12 +45,9 @@ void FeedQueue::want_advance() {
   filled_.notify_one();
 }
 
-void FeedQueue::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    batch_.closed = true;
-  }
-  filled_.notify_all();
+bool FeedQueue::closed() const {
+  const std::lock_guard lock(mutex_);
+  return batch_.closed;
 }
 
 bool FeedQueue::half_full() const {
@@ -71,6 +68,14 @@ FeedBatch FeedQueue::take(std::chrono::milliseconds timeout) {
   taken.closed = batch_.closed;
   bytes_ = 0;
   return taken;
+}
+
+void FeedQueue::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    batch_.closed = true;
+  }
+  filled_.notify_all();
 }
 
 }  // namespace kvw

@@ -56,13 +56,16 @@ class FeedQueue {
   void restart();
   // The reader is to call Feeds::advance().
   void want_advance();
-  void close();
+  // The feed has no reader any more, and is to be let go.
+  bool closed() const;
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
   bool half_full() const;
 
   // --- of the reader
   // All there is; waits for something, at most `timeout`. After a loss: `lost`, and nothing else.
   FeedBatch take(std::chrono::milliseconds timeout);
+  // Ends a take() that waits. Nobody asks the core, which may be busy: it finds out by closed().
+  void close();
 
  private:
   mutable std::mutex mutex_;

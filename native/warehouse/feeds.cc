@@ -203,6 +203,7 @@ void Feed::advance() {
 }
 
 uint64_t Feeds::open(const FeedRequest& request, std::shared_ptr<FeedQueue> queue) {
+  drop_closed();
   if (feeds_.size() >= kMaxFeeds)
     throw Error(ErrorKind::capacity, "too_many_watchers",
                 std::to_string(kMaxFeeds) +
@@ -213,12 +214,10 @@ uint64_t Feeds::open(const FeedRequest& request, std::shared_ptr<FeedQueue> queu
   return id;
 }
 
-void Feeds::close(uint64_t id) {
-  const auto found = feeds_.find(id);
-  if (found == feeds_.end()) return;
-  found->second->close();
-  feeds_.erase(found);
-  if (feeds_.empty()) state_.catalog.watch(nullptr);
+void Feeds::drop_closed() {
+  const size_t dropped =
+      std::erase_if(feeds_, [](const auto& each) { return each.second->queue_->closed(); });
+  if (dropped != 0 && feeds_.empty()) state_.catalog.watch(nullptr);
 }
 
 Feed* Feeds::find(uint64_t id) {
@@ -236,7 +235,8 @@ void Feeds::advance(uint64_t id) {
 
 bool Feeds::follow(uint32_t ordinal) const {
   return std::any_of(feeds_.begin(), feeds_.end(), [=](const auto& each) {
-    return each.second->request_.ordinal == static_cast<int>(ordinal);
+    const Feed& feed = *each.second;
+    return feed.request_.ordinal == static_cast<int>(ordinal) && !feed.queue_->closed();
   });
 }
 

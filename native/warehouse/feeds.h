@@ -46,7 +46,6 @@ class Feed {
   void advance();
   void came(const EntryView& view);
   void left(const EntryView& view);
-  void close() { queue_->close(); }
 
  private:
   bool follows(const EntryView& view) const {
@@ -91,13 +90,14 @@ class Feeds final : public CatalogWatcher {
 
   // Begins with `cleared` and all that is stored. Throws Error capacity "too_many_watchers".
   uint64_t open(const FeedRequest& request, std::shared_ptr<FeedQueue> queue);
-  void close(uint64_t id);
+  // Those whose reader has closed its queue. open() does it too; call it now and then.
+  void drop_closed();
   // Says everything again from the beginning; what was not taken is dropped.
   void restart(uint64_t id);
   // A bounded stretch of what is still to be told; the queue says whether there is more.
   void advance(uint64_t id);
   size_t size() const { return feeds_.size(); }
-  // Whether one of them is of this namespace alone.
+  // Whether somebody reads one that is of this namespace alone.
   bool follow(uint32_t ordinal) const;
 
   void came(const EntryView& view) override;

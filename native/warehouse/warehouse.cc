@@ -188,6 +188,7 @@ void Warehouse::tick() {
   eviction_.keep_free();
   sweep(kOrphansPerTick);
   promotions_.tick();
+  feeds_.drop_closed();
   if (state_.fetches) state_.fetches->tick();
   if (state_.log) state_.log->tick();
   if (state_.log) writes_.tick();
