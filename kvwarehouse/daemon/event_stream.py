@@ -4,9 +4,9 @@ tiers, and a ROUTER socket that says again what a subscriber missed.
 A message is [topic, sequence number (8 bytes, big-endian), batch]. Numbers rise by one, also over
 restarts of the daemon (they begin with the wall clock's microseconds), because a subscriber passes
 over numbers that are not above its last. A stream begins with AllBlocksCleared and all that is
-stored; so does every restart, and what follows a loss. An idle stream says its last message again,
-number and batch: one who joined late, or missed more, notices, and one who missed that alone, to
-whom its number is the next, has it then.
+stored; so does every restart, and what follows a loss or an error. An idle stream says its last
+message again, number and batch: one who joined late, or missed more, notices, and one who missed
+that alone, to whom its number is the next, has it then.
 
 A request for replay is [(empty), number]; the answer is [(empty), number, batch] for each batch
 from there on, and ends with number -1 and an empty batch. What is not buffered any more is said
@@ -200,10 +200,12 @@ class EventStream:
             except WarehouseError as error:
                 # A core that does not answer, or has no room for another watcher: again, later.
                 self._log.event(Event.CORE_UNRESPONSIVE, code=error.code, text=error.message)
+                self._begin_anew()
                 self._stopping.wait(IDLE_S)
                 continue
             except Exception as error:  # noqa: BLE001  the edge of a thread: the stream goes on
                 self._log.event(Event.KV_EVENTS_FAILED, error=repr(error))
+                self._begin_anew()
                 self._stopping.wait(IDLE_S)
                 continue
             now = time.monotonic()
@@ -213,6 +215,14 @@ class EventStream:
             elif now - said_at > IDLE_S:
                 said_at = now
                 self._send(self._buffer.next - 1, self._last)
+
+    def _begin_anew(self) -> None:
+        """What was taken from the feed, and not said, would be missing for good: the next feed
+        begins with all that is stored."""
+        with self._changed:
+            feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
 
     def _publish_some(self) -> bool:
         with self._changed:
