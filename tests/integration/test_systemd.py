@@ -109,6 +109,17 @@ def test_daemon_that_is_killed_is_started_again(service: Service) -> None:
     service.is_started_again()
 
 
+def test_daemon_that_is_refused_is_started_until_it_serves(service: Service) -> None:
+    """Incident: an earlier daemon that flushed held the port, and after five starts within eight
+    seconds systemd tried no more."""
+    service.install("ExecStart=", "ExecStart=/bin/false", "RestartSec=50ms")
+    with pytest.raises(AssertionError, match="control process exited"):
+        service.control("start")
+    eventually(lambda: int(service.shows("NRestarts")) > 5, "systemd goes on")
+    service.install()
+    eventually(lambda: service.shows("ActiveState") == "active", "it serves")
+
+
 def test_wrong_settings_are_not_tried_again(service: Service) -> None:
     service.write_settings(dram="much")
     with pytest.raises(AssertionError, match="control process exited"):
