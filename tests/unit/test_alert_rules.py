@@ -381,8 +381,8 @@ CASES = [
         once("kv_event_losses_total", 6, SINCE),
         0,
         2,
-        "kveventslost said all its pages anew 6 times within an hour, because more "
-        "changed than was kept.",
+        "kveventslost said all its pages anew 6 times within an hour, because changes came "
+        "faster than it sends them.",
     ),
 ]
 
