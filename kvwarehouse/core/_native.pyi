@@ -227,9 +227,9 @@ class Core:
         CapacityError "check_busy" at the bound of checks at a time."""
     def take_tombstones(self) -> list[tuple[bytes, int]]:
         """(key, log position) of records quarantined, or left while reclaim moved them, since the
-        last call, for tombstones."""
+        last call that did not raise, for tombstones."""
     def events(self) -> list[tuple[str, dict[str, str]]]:
-        """What happened since the last call; bounded, drops are counted."""
+        """What happened since the last call that did not raise; bounded, drops are counted."""
     def watch(self, ordinal: int, tokens_only: bool) -> Feed:
         """What enters and leaves the tiers from now on, of a namespace (-1: of all), beginning
         with all that is stored. tokens_only: without pages that were stored by keys alone.

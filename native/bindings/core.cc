@@ -6,6 +6,7 @@
 #include "bindings/bindings.h"
 #include "bindings/report.h"
 #include "server/feed_reader.h"
+#include "server/inbox.h"
 #include "server/server.h"
 #include "warehouse/operator_eviction.h"
 
@@ -231,12 +232,11 @@ class Core {
     return dict_of(report);
   }
   nb::list take_tombstones() {
-    return list_of(on_core([](Warehouse& warehouse) { return warehouse.take_tombstones(); }));
+    return list_of(taken(tombstones_, [](Warehouse& w) { return w.take_tombstones(); }));
   }
   nb::list events() {
     nb::list made;
-    for (const auto& [name, detail] :
-         on_core([](Warehouse& warehouse) { return warehouse.take_events(); }))
+    for (const auto& [name, detail] : taken(events_, [](Warehouse& w) { return w.take_events(); }))
       made.append(nb::make_tuple(name, fields_of(detail)));
     return made;
   }
@@ -274,11 +274,21 @@ class Core {
       WithoutGil release;
       tombstones = server_.stop();
     }
-    return list_of(tombstones);
+    nb::list made = list_of(tombstones_.rest());
+    made.extend(list_of(tombstones));
+    return made;
   }
 
  private:
+  template <class Item, class Take>
+  std::vector<Item> taken(Inbox<Item>& inbox, Take take) {
+    WithoutGil release;
+    return inbox.take(server_, take, kPatienceMs);
+  }
+
   Server server_;
+  Inbox<std::pair<Key, uint64_t>> tombstones_;
+  Inbox<std::pair<std::string, std::string>> events_;
   RecoverySummary recovery_;
   bool started_ = false;
 };

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -17,6 +18,7 @@
 #include "client/connection.h"
 #include "io/faulty_engine.h"
 #include "server/feed_reader.h"
+#include "server/inbox.h"
 #include "tests/daemon_world.h"
 
 namespace kvw {
@@ -202,6 +204,26 @@ TEST(feeds_whose_opening_was_given_up_are_let_go) {
   const FeedReader reader(server, {}, kPatienceMs);
   const auto count = [](Warehouse& warehouse) { return warehouse.feeds().size(); };
   CHECK_EQ(server.call(count, kPatienceMs), 1);
+}
+
+// Incident: the command ran after all, and lines for the log went where nobody looked.
+TEST(what_was_given_up_on_is_there_for_who_asks_next) {
+  const Daemon world(shape_of(4096));
+  Server server(world.options, world.socket());
+  server.start();
+  Inbox<std::pair<std::string, std::string>> events;
+  const auto take = [](Warehouse& warehouse) {
+    warehouse.on_event("x", "");
+    return warehouse.take_events();
+  };
+  const auto count = [](const auto& taken) {
+    return std::ranges::count(taken, "x", [](const auto& event) { return event.first; });
+  };
+  BusyCore busy(server);
+  CHECK_EQ(code_of([&] { events.take(server, take, 0); }), "core_busy");
+  busy.let_go();
+  CHECK_EQ(count(events.take(server, take, kPatienceMs)), 2);
+  CHECK_EQ(count(events.take(server, take, kPatienceMs)), 1);
 }
 
 TEST(lines_for_the_log_are_bounded_and_those_left_out_counted) {
