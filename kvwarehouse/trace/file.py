@@ -1,11 +1,13 @@
 """Reads a trace file, or a folder of session files: finds its format, and says which line is bad.
 
-Not thread-safe: a reader is used once. Lines and files are read up to a bound. Bad lines are
-refused, or with `skip_bad` counted; the first few are kept to be shown.
+Not thread-safe: a reader is used once. A file is opened once and read from its begin to its end, so
+a pipe will do. Lines and files are read up to a bound. Bad lines are refused, or with `skip_bad`
+counted; the first few are kept to be shown.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +62,7 @@ class _Reader:
 
     def read(self) -> Trace:
         try:
-            form = "weka" if self._path.is_dir() else self._options.form or self._detected()
-            if form == "weka":
-                self._read_sessions()
-            else:
-                self._read_lines(form)
+            form = self._read_folder() if self._path.is_dir() else self._read_file()
         except OSError as error:
             raise UsageError(
                 f"the trace {self._path} cannot be read: {error.strerror}", code="no_trace"
@@ -77,45 +75,40 @@ class _Reader:
             complaints=self._complaints,
         )
 
-    # --- which format ---
+    def _read_folder(self) -> str:
+        """Of session files. Returns their format."""
+        for file in sorted(self._path.glob("*.json")) + sorted(self._path.glob("*.jsonl")):
+            with file.open("rb") as opened:
+                self._read_sessions(file, _TraceFile(opened))
+        return "weka"
 
-    def _detected(self) -> str:
-        """By the first line that is one of a trace; a file that is JSON as a whole has sessions."""
+    def _read_file(self) -> str:
+        """Returns its format."""
         with self._path.open("rb") as opened:
-            for number, text in self._lines(opened):
-                if number > _LINES_TO_DETECT:
-                    break
-                try:
-                    form = _format_of(decoded(text))
-                except BadLineError:
-                    continue
-                if form:
-                    return form
-        return "weka" if self._is_one_json() else "mooncake"
-
-    def _is_one_json(self) -> bool:
-        """Whether it begins like an object or a list over several lines."""
-        with self._path.open("rb") as opened:
-            begin = opened.read(4096).strip()
-        return begin[:1] == b"[" or begin.split(b"\n", 1)[0].strip() == b"{"
+            file = _TraceFile(opened)
+            form = self._options.form or _detected(file)
+            if form == "weka":
+                self._read_sessions(self._path, file)
+            else:
+                self._read_lines(form, file)
+        return form
 
     # --- a request on each line ---
 
-    def _read_lines(self, form: str) -> None:
+    def _read_lines(self, form: str, file: _TraceFile) -> None:
         reader, clock = LINE_READERS[form], Clock()
-        with self._path.open("rb") as opened:
-            for number, text in self._lines(opened):
-                try:
-                    line = an_object(decoded(text))
-                    if form == "kvwarehouse" and RECORDING in line:
-                        self._agree_on(recording_block_tokens(line))
-                        continue
-                    request = reader(line, self._block_tokens or BLOCK_TOKENS.get(form, 1))
-                    clock.check(request.time_s)
-                except BadLineError as bad:
-                    self._complain(f"{self._path}:{number}", bad)
+        for number, text in self._lines(file):
+            try:
+                line = an_object(decoded(text))
+                if form == "kvwarehouse" and RECORDING in line:
+                    self._agree_on(recording_block_tokens(line))
                     continue
-                self._builder.add(request)
+                request = reader(line, self._block_tokens or BLOCK_TOKENS.get(form, 1))
+                clock.check(request.time_s)
+            except BadLineError as bad:
+                self._complain(f"{self._path}:{number}", bad)
+                continue
+            self._builder.add(request)
         if form == "kvwarehouse" and self._block_tokens is None:
             raise UsageError(
                 f"{self._path}:1: the line that says what a recording is is missing; give"
@@ -123,10 +116,10 @@ class _Reader:
                 code="bad_trace",
             )
 
-    def _lines(self, opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, file: _TraceFile) -> Iterator[tuple[int, bytes]]:
         """Those that are not empty, with their numbers from 1."""
         number = 0
-        while text := opened.readline(MOST_LINE_BYTES + 1):
+        while text := file.readline(MOST_LINE_BYTES + 1):
             number += 1
             if len(text) > MOST_LINE_BYTES:
                 raise UsageError(
@@ -138,39 +131,33 @@ class _Reader:
 
     # --- a session in each object ---
 
-    def _read_sessions(self) -> None:
-        files = [self._path]
-        if self._path.is_dir():
-            files = sorted(self._path.glob("*.json")) + sorted(self._path.glob("*.jsonl"))
-        for file in files:
-            for place, session in self._sessions_of(file):
-                self._read_session(place, session)
+    def _read_sessions(self, path: Path, file: _TraceFile) -> None:
+        for place, session in self._sessions_of(path, file):
+            self._read_session(place, session)
 
-    def _sessions_of(self, file: Path) -> Iterator[tuple[str, Any]]:
+    def _sessions_of(self, path: Path, file: _TraceFile) -> Iterator[tuple[str, Any]]:
         """Of a file that is one JSON value, or one on each line."""
-        with file.open("rb") as opened:
-            text = opened.read(MOST_LINE_BYTES + 1)
-        if len(text) > MOST_LINE_BYTES:
-            yield from self._sessions_by_line(file)
-            return
+        text = file.read(MOST_LINE_BYTES + 1)
         try:
-            value = decoded(text)
+            value = decoded(text) if len(text) <= MOST_LINE_BYTES else None
         except BadLineError:
-            yield from self._sessions_by_line(file)
+            value = None
+        if value is None:
+            file.put_back(text)
+            yield from self._sessions_by_line(path, file)
             return
         values = value if isinstance(value, list) else [value]
         for number, each in enumerate(values, start=1):
-            yield (f"{file}: session {number}" if len(values) > 1 else str(file)), each
+            yield (f"{path}: session {number}" if len(values) > 1 else str(path)), each
 
-    def _sessions_by_line(self, file: Path) -> Iterator[tuple[str, Any]]:
-        with file.open("rb") as opened:
-            for number, text in self._lines(opened):
-                try:
-                    session = decoded(text)
-                except BadLineError as bad:
-                    self._complain(f"{file}:{number}", bad)
-                    continue
-                yield f"{file}:{number}", session
+    def _sessions_by_line(self, path: Path, file: _TraceFile) -> Iterator[tuple[str, Any]]:
+        for number, text in self._lines(file):
+            try:
+                session = decoded(text)
+            except BadLineError as bad:
+                self._complain(f"{path}:{number}", bad)
+                continue
+            yield f"{path}:{number}", session
 
     def _read_session(self, place: str, value: Any) -> None:
         start_s = self._sessions * self._options.session_gap_s
@@ -208,7 +195,58 @@ class _Reader:
             self._complaints.append(f"{place}: {bad}")
 
 
-def _format_of(line: Any) -> str | None:
+class _TraceFile:
+    """A file or a pipe, read from its begin to its end; what was read to look at it is put back."""
+
+    def __init__(self, opened: BinaryIO) -> None:
+        self._opened = opened
+        self._back = io.BytesIO()
+
+    def readline(self, most_bytes: int) -> bytes:
+        """Like that of a file: without a line break where `most_bytes` or the file end first."""
+        text = self._back.readline(most_bytes)
+        if text.endswith(b"\n"):
+            return text
+        return text + self._opened.readline(most_bytes - len(text))
+
+    def read(self, most_bytes: int) -> bytes:
+        """All there is, up to `most_bytes`."""
+        text = self._back.read(most_bytes)
+        return text + self._opened.read(most_bytes - len(text))
+
+    def put_back(self, text: bytes) -> None:
+        """`text` is what was read last, and will be read next."""
+        self._back = io.BytesIO(text + self._back.read())
+
+
+def _detected(file: _TraceFile) -> str:
+    """The format, by the first line that is one of a trace; a file that is JSON as a whole has
+    sessions."""
+    form: str | None = None
+    begin: list[bytes] = []
+    size_bytes = 0
+    while form is None and len(begin) < _LINES_TO_DETECT and size_bytes <= MOST_LINE_BYTES:
+        text = file.readline(MOST_LINE_BYTES + 1)
+        if not text:
+            break
+        begin.append(text)
+        size_bytes += len(text)
+        form = _format_of_line(text)
+    file.put_back(b"".join(begin))
+    return form or ("weka" if _is_one_json(b"".join(begin)) else "mooncake")
+
+
+def _is_one_json(begin: bytes) -> bool:
+    """Whether a file begins like an object or a list over several lines."""
+    begin = begin.strip()
+    return begin[:1] == b"[" or begin.split(b"\n", 1)[0].strip() == b"{"
+
+
+def _format_of_line(text: bytes) -> str | None:
+    try:
+        line = decoded(text)
+    except BadLineError:
+        return None
     if not isinstance(line, Mapping):
         return None
     if RECORDING in line:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,38 @@ def test_recording_has_the_same_chains_and_nothing_that_was_in_the_trace(
     assert not set(names[0]) & set(names[1]), "each recording has a key of its own"
     with pytest.raises(UsageError, match="new file"):
         write_recording(trace, tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["", *(mooncake(at, [at, at + 1]) for at in range(1001))],
+        [session(asked(at, at)) for at in range(1001)],
+        ["[", *(json.dumps(session(asked(at, at))) + "," for at in range(1001)), "{}]"],
+        ["oops"] * 101 + [mooncake(at, [at]) for at in range(900)],
+    ],
+    ids=["requests", "sessions", "one-value", "format-unknown"],
+)
+def test_trace_from_a_pipe_is_read_from_its_first_line(write: Any, lines: list[Any]) -> None:
+    # A pipe was opened to find the format, and anew to be read: its first 8 KiB were lost, with
+    # --skip-bad without a word.
+    file = write(*lines)
+    reads, writes = os.pipe()
+    writer = threading.Thread(target=_write_and_close, args=(writes, file.read_bytes()))
+    writer.start()
+    piped, read = (
+        read_trace(path, ReadOptions(skip_bad=True)) for path in (f"/dev/fd/{reads}", file)
+    )
+    writer.join()
+    os.close(reads)
+    assert (piped.format, piped.skipped) == (read.format, read.skipped)
+    assert chains(piped) == chains(read)
+    assert piped.requests >= 900
+
+
+def _write_and_close(descriptor: int, text: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(text)
 
 
 # --- what is wrong --------------------------------------------------------------------------------
