@@ -16,7 +16,6 @@ object, without its place. The reader of the file knows the place, and whether t
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -31,6 +30,8 @@ BLOCK_TOKENS: Final[Mapping[str, int]] = {"mooncake": 512, "bailian": 16}
 
 _DEFAULT_BLOCK_TOKENS: Final = 64
 MOST_NESTED: Final = 64
+# Ends a list of requests; what is in one can be anything, null too.
+_NO_MORE: Final = object()
 
 
 class BadLineError(ValueError):
@@ -58,7 +59,7 @@ def seconds_field(fields: Mapping[str, Any], name: str, *, unit_s: float = 1.0) 
     value = fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadLineError(f"{name} is {_shown(value)}, not a number")
-    if not (math.isfinite(value) and 0 <= value < _LARGEST):
+    if not 0 <= value < _LARGEST:
         raise BadLineError(f"{name} is {_shown(value)}; it must be 0 or more")
     return value * unit_s
 
@@ -186,8 +187,8 @@ def session_requests(
     stack = [(iter(_listed(session)), Clock())]
     while stack:
         requests, clock = stack[-1]
-        value = next(requests, None)
-        if value is None:
+        value = next(requests, _NO_MORE)
+        if value is _NO_MORE:
             stack.pop()
             continue
         try:

@@ -177,6 +177,9 @@ GOOD = mooncake(5000, [1, 2])
         ({"timestamp": "6", "hash_ids": [1]}, 'timestamp is "6"'),
         ({"timestamp": -6, "hash_ids": [1]}, "timestamp is -6"),
         ('{"timestamp": NaN, "hash_ids": [1]}', "NaN is not JSON"),
+        ('{"timestamp": 1e999, "hash_ids": [1]}', "timestamp is Infinity"),
+        # Larger than any float: comparing it as one ended with a traceback.
+        ({"timestamp": 10**400, "hash_ids": [1]}, "timestamp is 1000"),
         ({"timestamp": 6000, "input_length": -1, "hash_ids": [1]}, "input_length is -1"),
         ({"timestamp": 6000, "output_length": 1.5, "hash_ids": [1]}, "output_length is 1.5"),
         (mooncake(4999, [1]), "the clock goes backwards, from 5 s to 4.999 s"),
@@ -232,6 +235,17 @@ def test_bad_session_is_refused_with_its_place_or_counted(
         read_trace(path)
     assert f"{path}:2: {reason}" in str(refused.value)
     assert read_trace(path, ReadOptions(skip_bad=True)).skipped == 1
+
+
+def test_requests_behind_a_bad_one_of_a_session_are_read(write: Any) -> None:
+    # A null among the requests ended its session without a word.
+    agent = {"type": "subagent", "requests": [asked(2, 1, 7), None, asked(3, 1, 8)]}
+    path = write(session(asked(0, 1), None, agent, asked(5, 1, 2)))
+    with pytest.raises(UsageError, match="request 2: a NoneType where an object belongs"):
+        read_trace(path)
+    trace = read_trace(path, ReadOptions(skip_bad=True))
+    assert chains(trace) == [[0], [0, 1], [0, 2], [0, 3]]
+    assert trace.skipped == 2
 
 
 def test_sub_agents_without_end_are_refused(write: Any) -> None:
