@@ -124,7 +124,8 @@ def run_replay(trace: Trace, setup: ReplaySetup) -> ReplayRun:
 
 
 def _optimum(trace: Trace, setup: ReplaySetup) -> ReplayRun:
-    """The two tiers can at best hold what one of both sizes together would."""
+    """The two tiers can at best hold what one of both sizes together would. Where ids do not stand
+    for prefixes, that may hit less of a request than DRAM alone: then NVMe adds nothing to it."""
     dram_pages = core.ENDLESS if setup.dram_pages is None else setup.dram_pages
     both_pages = min(dram_pages + setup.nvme_pages, core.ENDLESS)
     found: dict[int, dict[str, Any]] = {
@@ -133,7 +134,7 @@ def _optimum(trace: Trace, setup: ReplaySetup) -> ReplayRun:
     }
     hits: dict[int, NDArray[np.uint32]] = {pages: each.pop("hits") for pages, each in found.items()}
     dram_hits = hits[dram_pages]
-    nvme_hits = hits[both_pages] - dram_hits
+    nvme_hits = np.maximum(hits[both_pages], dram_hits) - dram_hits
     return ReplayRun(setup, trace, dram_hits, nvme_hits, found[dram_pages], found[both_pages])
 
 
