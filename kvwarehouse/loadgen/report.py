@@ -17,6 +17,7 @@ from kvwarehouse.loadgen.results import (
     HITS,
     LOADED_BYTES,
     REQUESTS,
+    TIERS,
     TOKENS,
     DaemonResults,
     EngineResults,
@@ -29,7 +30,8 @@ _LATE_S = 0.1
 
 _GIGABYTE = 1e9
 
-_COUNTS = ("asked", "hit_dram", "hit_nvme", "loaded", "wrong", "stored", "already")
+_HITS = tuple(f"hit_{tier}" for tier in TIERS)
+_COUNTS = ("asked", *_HITS, "loaded", "wrong", "stored", "already")
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,7 @@ def pages_report(pages: DaemonResults, drive: Drive, facts: DriveFacts) -> Repor
         blocks.append(by_reason("Failures", pages.failures, pages.details))
     blocks += _page_plots(pages)
     summary = (
-        f"{_share(pages, 'hit_dram', 'hit_nvme'):.1%} of {pages.counts['asked']:,} pages hit,"
+        f"{_share(pages, *_HITS):.1%} of {pages.counts['asked']:,} pages hit,"
         f" {pages.counts['wrong']:,} wrong; {pages.failed:,} requests failed."
     )
     figures = {
@@ -285,8 +287,8 @@ def pages_report(pages: DaemonResults, drive: Drive, facts: DriveFacts) -> Repor
         "failures": failure_figures(pages.failures, pages.details),
         "pages": {name: pages.counts[name] for name in _COUNTS}
         | {"not_loaded": dict(pages.missed), "not_stored": dict(pages.dropped)},
-        "hit_rate": _share(pages, "hit_dram", "hit_nvme"),
-        "tiers": {tier: {"hit_rate": _share(pages, f"hit_{tier}")} for tier in ("dram", "nvme")},
+        "hit_rate": _share(pages, *_HITS),
+        "tiers": {tier: {"hit_rate": _share(pages, f"hit_{tier}")} for tier in TIERS},
         "rates": _page_rates(pages, drive),
         "seconds": time_figures(times | {"late": drive.late}),
     }
@@ -333,10 +335,19 @@ def _page_requests(pages: DaemonResults, drive: Drive, facts: DriveFacts) -> Tab
 
 def _origins(pages: DaemonResults) -> TableBlock:
     counts = pages.counts
-    missed = counts["asked"] - counts["hit_dram"] - counts["hit_nvme"]
+    missed = counts["asked"] - pages.hits
+    named = {
+        "hbm": "hit in hbm",
+        "dram": "hit in dram",
+        "nvme": "hit on nvme",
+        "remote": "probably in the store",
+    }
     rows = [
-        ("hit in dram", counts["hit_dram"], f"{_share(pages, 'hit_dram'):.1%}"),
-        ("hit on nvme", counts["hit_nvme"], f"{_share(pages, 'hit_nvme'):.1%}"),
+        (name, counts[f"hit_{tier}"], f"{_share(pages, f'hit_{tier}'):.1%}")
+        for tier, name in named.items()
+        if tier in ("dram", "nvme") or counts[f"hit_{tier}"]
+    ]
+    rows += [
         ("missed", missed, f"{missed / counts['asked']:.1%}" if counts["asked"] else ""),
         ("asked", counts["asked"], ""),
         ("loaded", counts["loaded"], ""),

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvwarehouse.loadgen.histogram import Histogram, Timeline
 
 INTERRUPTED = "interrupted"
+
+# Where a lookup finds pages (`Match.by_tier`).
+TIERS = ("hbm", "dram", "nvme", "remote")
+
 _MOST_REASONS = 100
 _MOST_DETAIL = 200
 
@@ -108,11 +112,11 @@ class EngineResults:
 
 @dataclass
 class ServedPages:
-    """Of one request, in pages. `load_s` and `store_s` are None where there was none."""
+    """Of one request, in pages; `hits` by tier, as the lookup says them. `load_s` and `store_s` are
+    None where there was none."""
 
     asked: int
-    hit_dram: int = 0
-    hit_nvme: int = 0
+    hits: Mapping[str, int] = field(default_factory=dict)
     loaded: int = 0
     wrong: int = 0
     stored: int = 0
@@ -150,18 +154,25 @@ class DaemonResults:
     def served(self) -> int:
         return self.counts["requests"]
 
+    @property
+    def hits(self) -> int:
+        """Pages, in all tiers together."""
+        return sum(self.counts[f"hit_{tier}"] for tier in TIERS)
+
     def add(self, served: ServedPages, at_s: float) -> None:
         with self._lock:
             self.counts["requests"] += 1
-            for name in ("asked", "hit_dram", "hit_nvme", "loaded", "wrong", "stored", "already"):
+            for name in ("asked", "loaded", "wrong", "stored", "already"):
                 self.counts[name] += getattr(served, name)
+            for tier, pages in served.hits.items():
+                self.counts[f"hit_{tier}"] += pages
             self.missed.update(served.missed)
             self.dropped.update(served.dropped)
             for name in ("lookup", "load", "store"):
                 taken_s = getattr(served, f"{name}_s")
                 if taken_s is not None:
                     getattr(self, name).add(taken_s)
-            hits = served.hit_dram + served.hit_nvme
+            hits = sum(served.hits.values())
             loaded_bytes = served.loaded * self.page_bytes
             self.timeline.add(at_s - self.begin_s, 1, served.asked, hits, loaded_bytes)
 

@@ -83,7 +83,7 @@ class WarehouseEngine:
         whole = len(tokens) // self._shape.page_tokens
         served = ServedPages(whole)
         match, served.lookup_s = self._timed(lambda: self._ns.lookup(tokens))
-        served.hit_dram, served.hit_nvme = match.by_tier["dram"], match.by_tier["nvme"]
+        served.hits = match.by_tier
         if match.pages:
             _, served.load_s = self._timed(
                 lambda: self._load(tokens, prompt.blocks[: match.pages], served, end_s)

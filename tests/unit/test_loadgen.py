@@ -27,7 +27,16 @@ from kvwarehouse.loadgen.drive import Drive, DriveBounds, DrivePace
 from kvwarehouse.loadgen.endpoint import Cutoff, endpoint_of
 from kvwarehouse.loadgen.histogram import SPANS, Histogram, Timeline
 from kvwarehouse.loadgen.prompts import PromptShape, prompt_of
-from kvwarehouse.loadgen.results import ANSWERED, FIRST_S, TOKENS, EngineAnswer, EngineResults
+from kvwarehouse.loadgen.report import DriveFacts, pages_report
+from kvwarehouse.loadgen.results import (
+    ANSWERED,
+    ASKED,
+    FIRST_S,
+    HITS,
+    TOKENS,
+    EngineAnswer,
+    EngineResults,
+)
 from kvwarehouse.loadgen.warehouse import WarehouseEngine
 from kvwarehouse.types import Loaded, Match, StoreResult
 from kvwarehouse.workloads.call import WorkloadCall
@@ -293,17 +302,20 @@ def test_endpoint_is_found_from_the_ways_that_people_write_it(
 
 
 class _FakeDaemon:
-    """One namespace: everything is hit, and loaded as `fill` says."""
+    """One namespace: everything is hit, and loaded as `fill` says. The last `remote` pages of a
+    prompt are in the remote store, the others in DRAM."""
 
-    def __init__(self, fill: Any) -> None:
+    def __init__(self, fill: Any, remote: int = 0) -> None:
         self.fill = fill
+        self.remote = remote
 
     def open(self, space: Any) -> Any:
         return self
 
     def lookup(self, tokens: Any) -> Match:
         pages = len(tokens) // 512
-        return Match(pages, pages * 512, {"hbm": 0, "dram": pages, "nvme": 0, "remote": 0})
+        tiers = {"hbm": 0, "dram": pages - self.remote, "nvme": 0, "remote": self.remote}
+        return Match(pages, pages * 512, tiers)
 
     def load(self, tokens: Any, out: Any, first: int, timeout_s: float) -> Loaded:
         return Loaded(self.fill(out))
@@ -312,8 +324,8 @@ class _FakeDaemon:
         return StoreResult(0, len(pages), {})
 
 
-def warehouse_engine(fill: Any) -> WarehouseEngine:
-    client: Any = _FakeDaemon(fill)
+def warehouse_engine(fill: Any, remote: int = 0) -> WarehouseEngine:
+    client: Any = _FakeDaemon(fill, remote)
     return WarehouseEngine(client, PromptShape(512), 4096)
 
 
@@ -321,6 +333,24 @@ def test_page_of_another_block_is_counted_as_wrong() -> None:
     engine = warehouse_engine(len)  # says that it has filled them, and has not
     engine.ask(WorkloadCall(0, 2_048, 1, [1, 2, 3, 4]), 9.0)
     assert engine.pages.counts["wrong"] == 4
+
+
+def test_pages_that_the_remote_store_has_are_hits() -> None:
+    # They were loaded, and counted as missed.
+    engine = warehouse_engine(lambda out: 4, remote=3)
+    calls = iter([WorkloadCall(0, 2_048, 1, [1, 2, 3, 4])])
+    drive = Drive(engine, calls, bounds(speed=None))
+    drive.run()
+    report = pages_report(engine.pages, drive, DriveFacts("a daemon", "a trace", "closed"))
+    found = report.figures
+    assert (found["pages"]["hit_dram"], found["pages"]["hit_remote"]) == (1, 3)
+    assert found["pages"]["loaded"] == 4
+    assert found["hit_rate"] == 1
+    assert found["tiers"]["remote"]["hit_rate"] == 0.75
+    (pages,) = (table for table in report.tables if table.title == "Pages")
+    shown = {row[0]: row[1] for row in pages.rows}
+    assert (shown["hit in dram"], shown["probably in the store"], shown["missed"]) == (1, 3, 0)
+    assert engine.pages.timeline.means(HITS, ASKED)[0][1] == 1
 
 
 def test_request_that_is_interrupted_counts_no_pages() -> None:
