@@ -271,22 +271,32 @@ def _plot(asked: SizeQuestion) -> Plot:
 
 
 def _arithmetic(asked: SizeQuestion, fit: GpuFit) -> list[str]:
-    lines = fit.arithmetic
-    if _spans(asked.footprint):
-        lines.append(
-            f"with windows and chunks at their span: {_held_tokens(asked, fit):,} tokens each"
-        )
-    return lines
+    footprint = asked.footprint
+    counted = []
+    if _spans(footprint):
+        counted.append("windows and chunks at their span")
+    if footprint.state_bytes:
+        counted.append(f"{footprint.state_bytes:,} B of states for each user")
+    if not counted:
+        return fit.arithmetic
+    states_fit = footprint.state_bytes <= _held_bytes(asked, fit)
+    held = f"{_held_tokens(asked, fit):,} tokens each" if states_fit else "states do not fit"
+    return [*fit.arithmetic, f"with {' and '.join(counted)}: {held}"]
 
 
 def _spans(footprint: Footprint) -> bool:
     return footprint.growing_bytes_per_token != footprint.bytes_per_token
 
 
-def _held_tokens(asked: SizeQuestion, fit: GpuFit) -> int:
-    """Of each user's context. What ranks repeat of a token is taken off its share in proportion."""
+def _held_bytes(asked: SizeQuestion, fit: GpuFit) -> int:
+    """Each user's share. What ranks repeat of a token is taken off it in proportion."""
     once, repeated = asked.footprint.bytes_per_token, fit.bytes_per_token
-    return longest_context(asked.footprint, fit.free_bytes * once // (repeated * fit.users))
+    return fit.free_bytes * once // (repeated * fit.users)
+
+
+def _held_tokens(asked: SizeQuestion, fit: GpuFit) -> int:
+    """Of each user's context."""
+    return longest_context(asked.footprint, _held_bytes(asked, fit))
 
 
 def _lives(lives: Sequence[TierLife]) -> TableBlock:

@@ -88,6 +88,18 @@ def test_windowed_model_fits_longer_contexts_than_its_full_figure_says(size: Any
     assert fit["held_tokens_per_user"] > 4 * fit["tokens_per_user"]
 
 
+@pytest.mark.parametrize(
+    ("users", "tokens", "ends"), [(500, 1_554, ": 1,554 tokens each"), (700, 0, "do not fit")]
+)
+def test_states_are_counted_in_what_fits(size: Any, users: int, tokens: int, ends: str) -> None:
+    # The text had the tokens beside no states alone, five times too many.
+    memory = ("--gpu-memory", "80GB", "--weights", "16.2GB", "--users", str(users))
+    fit = size("--model", "nemotron-h-8b", *memory)["fit"]
+    assert fit["held_tokens_per_user"] == tokens
+    assert "102,137,856 B of states" in fit["arithmetic"][-1]
+    assert fit["arithmetic"][-1].endswith(ends)
+
+
 def test_tiers_keep_kv_for_capacity_over_the_rate_of_new_tokens(size: Any) -> None:
     load = ("--prompts-per-s", "0.5", "--prompt-tokens", "4000", "--reuse", "0.75")
     (nvme,) = size(*SHAPE_70B, "--nvme", "15TB", *load)["tiers"]
