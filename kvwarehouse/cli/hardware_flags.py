@@ -39,6 +39,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--params", metavar="N", help="Parameters in billions, where not known.")
     group.add_argument("--active-params", metavar="N", help="Of them per token, in billions.")
+    group.add_argument(
+        "--heads", type=int, metavar="N", help="Query heads of a layer, where not known."
+    )
 
 
 def add_decode_flags(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +81,17 @@ def gpu_from(args: argparse.Namespace) -> Gpu:
     return find_gpu(args.gpu)
 
 
-def with_params(footprint: Footprint, args: argparse.Namespace) -> Footprint:
+def with_given_size(footprint: Footprint, args: argparse.Namespace) -> Footprint:
+    """With the parameters and query heads that flags give. Raises UsageError for what cannot be."""
+    if args.heads is not None:
+        if args.heads < 1:
+            raise UsageError(f"--heads {args.heads} cannot be; use 1 or more", code="bad_heads")
+        model = replace(footprint.model, attention_heads=args.heads)
+        footprint = replace(footprint, model=model)
+    return _with_params(footprint, args)
+
+
+def _with_params(footprint: Footprint, args: argparse.Namespace) -> Footprint:
     if args.params is None:
         return footprint
     params = _billions("--params", args.params)
@@ -87,13 +100,8 @@ def with_params(footprint: Footprint, args: argparse.Namespace) -> Footprint:
     )
     if active > params:
         raise UsageError("--active-params cannot be more than --params", code="bad_params")
-    model = footprint.model
-    # A shape given by flags says no query heads: as many as its KV heads is the least there can be.
-    heads = model.attention_heads or max((layer.kv_heads for layer in model.attention), default=1)
-    return replace(
-        footprint,
-        model=replace(model, params=params, active_params=active, attention_heads=heads),
-    )
+    model = replace(footprint.model, params=params, active_params=active)
+    return replace(footprint, model=model)
 
 
 def _billions(flag: str, text: str) -> float:

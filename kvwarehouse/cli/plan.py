@@ -14,7 +14,7 @@ from kvwarehouse.cli.hardware_flags import (
     prefill_from,
     remote_from,
     tiers_from,
-    with_params,
+    with_given_size,
 )
 from kvwarehouse.cli.model_flags import add_model_flags, footprint_from
 from kvwarehouse.cli.output import add_report_output, print_report
@@ -65,7 +65,7 @@ def _add_prices(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     gpu = gpu_from(args)
-    footprint = with_params(footprint_from(args), args)
+    footprint = with_given_size(footprint_from(args), args)
     workload = ServiceLoad(
         args.prompt_tokens, args.output_tokens, args.requests_per_s, args.reuse, args.steady
     )

@@ -12,13 +12,14 @@ from kvwarehouse.cli.hardware_flags import (
     gpu_from,
     prefill_from,
     tiers_from,
-    with_params,
+    with_given_size,
 )
 from kvwarehouse.cli.model_flags import add_model_flags, footprint_from, has_model
 from kvwarehouse.cli.output import add_report_output, print_report
 from kvwarehouse.cli.trace_flags import add_trace_flags, trace_from
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.footprint import Footprint
+from kvwarehouse.planning.latency import can_estimate_prefill
 from kvwarehouse.planning.replay import (
     ReplayRun,
     ReplaySetup,
@@ -101,7 +102,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     trace = trace_from(args.trace, args)
-    footprint = with_params(footprint_from(args), args) if has_model(args) else None
+    footprint = with_given_size(footprint_from(args), args) if has_model(args) else None
     page_bytes = _page_bytes(args, trace, footprint)
     setup = ReplaySetup(
         args.policy,
@@ -192,8 +193,7 @@ def _sweep_sizes(text: str, page_bytes: int | None) -> list[int]:
 
 def _timing(args: argparse.Namespace, footprint: Footprint, page_bytes: int) -> ReplayTiming | None:
     """None where nothing says how fast the model computes."""
-    known = footprint.model.active_params and footprint.model.attention_heads
-    if args.prefill_tokens_per_s is None and not known:
+    if args.prefill_tokens_per_s is None and not can_estimate_prefill(footprint.model):
         return None
     gpu = gpu_from(args)
     dram, nvme = tiers_from(args, gpu)

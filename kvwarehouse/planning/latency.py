@@ -60,20 +60,26 @@ def measured_prefill(tokens_per_s: float) -> Prefill:
     )
 
 
+def can_estimate_prefill(model: Architecture) -> bool:
+    """What `estimated_prefill` needs is known of the model."""
+    return bool(model.active_params and (model.attention_heads or not model.latent))
+
+
 def estimated_prefill(model: Architecture, gpu: Gpu, gpus: int) -> Prefill:
     """2 FLOPs a parameter and token, 2 FLOPs a head dimension (of key and value) and pair. Raises
-    UsageError for a model whose size is unknown."""
-    if not model.active_params or not model.attention_heads:
+    UsageError for a model whose size or query heads are unknown."""
+    if not model.active_params:
         raise UsageError(
             f"how many parameters {model.name} has is not known; give --prefill-tokens-per-s, or"
             " --params (and --active-params for a mixture of experts)",
             code="unknown_params",
         )
+    heads = _query_heads(model)
     reached = PREFILL_PART * (gpu.flops * gpus)
     per_pair, per_token = 0.0, 2 * model.active_params
     for layer in model.attention:
         dims = _LATENT_DIMS if layer.latent else layer.key_dim + layer.value_dim
-        flops = 2.0 * model.attention_heads * dims
+        flops = 2.0 * heads * dims
         if layer.span_tokens:
             per_token += flops * layer.span_tokens
         else:
@@ -83,7 +89,23 @@ def estimated_prefill(model: Architecture, gpu: Gpu, gpus: int) -> Prefill:
         f" attention over all pairs, {PREFILL_PART.value:.0%} ({PREFILL_PART.low:.0%} to"
         f" {PREFILL_PART.high:.0%}) of {gpus} x {gpu.flops / 1e12:,.0f} TFLOPS 16-bit"
     )
+    if model.attention and not model.attention_heads:
+        assumption += f"; {heads} query heads, as many as KV heads, where --heads is not given"
     return Prefill(quantity(per_token) / reached, quantity(per_pair) / reached, assumption)
+
+
+def _query_heads(model: Architecture) -> int:
+    """Of a layer of attention; 0 for a model without. Where they are unknown, as many as the KV
+    heads is the least there can be; the one row of MLA says nothing of them."""
+    if model.attention_heads:
+        return model.attention_heads
+    if model.latent:
+        raise UsageError(
+            f"how many query heads {model.name} has is not known; give --heads, or"
+            " --prefill-tokens-per-s",
+            code="unknown_heads",
+        )
+    return max((layer.kv_heads for layer in model.attention), default=0)
 
 
 @dataclass(frozen=True)

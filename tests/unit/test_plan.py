@@ -127,6 +127,34 @@ def test_prefill_estimate_counts_parameters_and_pairs() -> None:
     assert found.token_s.low < found.token_s.value < found.token_s.high
 
 
+def test_prefill_of_a_model_without_attention_counts_parameters_alone() -> None:
+    # It was refused: the parameters were said to be unknown, and it has no query heads.
+    found = estimated_prefill(find_model("mamba-2.8b"), find_gpu("h100"), 8)
+    assert found.token_s.value == pytest.approx(2 * 2.8e9 / (8 * 989e12 * 0.5))
+    assert found.pair_s.value == 0
+    assert "heads" not in found.assumption
+
+
+def test_prefill_of_a_model_with_unknown_query_heads_is_refused_until_they_are_given(
+    shown: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", "deepseek-v4-pro"]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "how many query heads deepseek-v4-pro has is not known; give --heads" in said
+    assert "[unknown_heads]" in said
+    assert shown("--model", "deepseek-v4-pro", "--heads", "128")["engine"]
+
+
+def test_prefill_of_a_given_shape_says_which_query_heads_it_takes(shown: Any) -> None:
+    shape = ("--layers", "80", "--kv-heads", "8", "--head-dim", "128", "--params", "70.6")
+    taken = shown(*shape)["engine"]["prefill_tokens_per_s"]
+    assert "8 query heads, as many as KV heads" in taken["assumption"]
+    given = shown(*shape, "--heads", "64")["engine"]["prefill_tokens_per_s"]
+    assert "heads" not in given["assumption"]
+    known = shown("--model", "llama-3.3-70b")["engine"]["prefill_tokens_per_s"]
+    assert given["value"] == pytest.approx(known["value"])
+
+
 def test_prefill_after_a_load_takes_what_the_whole_takes_less_the_loaded_part() -> None:
     prefill = estimated_prefill(find_model("llama-3.1-8b"), find_gpu("a100"), 1)
     whole, part = prefill.seconds(9000).value, prefill.seconds(4000).value
@@ -316,6 +344,8 @@ def test_plan_page_and_table_are_written(
         (("--model", "llama-3.3-70b", "--network", "0"), "0 Gb/s"),
         (("--model", "llama-3.3-70b", "--nvme-read", "0GB"), "nvme"),
         (("--model", "llama-3.3-70b", "--params", "x"), "--params 'x'"),
+        (("--model", "llama-3.3-70b", "--heads", "0"), "--heads 0"),
+        (("--model", "llama-3.3-70b", "--heads", "12"), "12 attention heads over 8 KV heads"),
         (("--model", "llama-3.3-70b", "--kwh-price", "-2"), "--kwh-price -2"),
         (("--layers", "2", "--kv-heads", "8", "--head-dim", "128"), "--params"),
     ],
