@@ -92,16 +92,26 @@ def with_given_size(footprint: Footprint, args: argparse.Namespace) -> Footprint
 
 
 def _with_params(footprint: Footprint, args: argparse.Namespace) -> Footprint:
-    if args.params is None:
-        return footprint
-    params = _billions("--params", args.params)
-    active = (
-        params if args.active_params is None else _billions("--active-params", args.active_params)
-    )
+    """What --active-params leaves out is known of the model, or given by --params."""
+    model = footprint.model
+    params, active = model.params, model.active_params
+    if args.params is not None:
+        params = active = _billions("--params", args.params)
+    if args.active_params is not None:
+        active = _billions("--active-params", args.active_params)
+        if not params:
+            raise UsageError(
+                f"--active-params needs --params: how many parameters {model.name} has is not"
+                " known",
+                code="bad_params",
+            )
     if active > params:
-        raise UsageError("--active-params cannot be more than --params", code="bad_params")
-    model = replace(footprint.model, params=params, active_params=active)
-    return replace(footprint, model=model)
+        raise UsageError(
+            f"--active-params {args.active_params} is more than all {params / 1e9:g} billion"
+            " parameters (--params)",
+            code="bad_params",
+        )
+    return replace(footprint, model=replace(model, params=params, active_params=active))
 
 
 def _billions(flag: str, text: str) -> float:

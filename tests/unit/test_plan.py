@@ -155,6 +155,12 @@ def test_prefill_of_a_given_shape_says_which_query_heads_it_takes(shown: Any) ->
     assert given["value"] == pytest.approx(known["value"])
 
 
+def test_active_parameters_are_used_where_all_of_them_are_known(shown: Any) -> None:
+    # Without --params they were ignored without a word.
+    taken = shown("--model", "llama-3.3-70b", "--active-params", "7")["engine"]
+    assert "each of 7 B parameters" in taken["prefill_tokens_per_s"]["assumption"]
+
+
 def test_prefill_after_a_load_takes_what_the_whole_takes_less_the_loaded_part() -> None:
     prefill = estimated_prefill(find_model("llama-3.1-8b"), find_gpu("a100"), 1)
     whole, part = prefill.seconds(9000).value, prefill.seconds(4000).value
@@ -344,6 +350,12 @@ def test_plan_page_and_table_are_written(
         (("--model", "llama-3.3-70b", "--network", "0"), "0 Gb/s"),
         (("--model", "llama-3.3-70b", "--nvme-read", "0GB"), "nvme"),
         (("--model", "llama-3.3-70b", "--params", "x"), "--params 'x'"),
+        (("--model", "llama-3.3-70b", "--active-params", "x"), "--active-params 'x'"),
+        (("--model", "llama-3.3-70b", "--active-params", "71"), "more than all 70.6 billion"),
+        (
+            ("--layers", "2", "--kv-heads", "8", "--head-dim", "128", "--active-params", "3"),
+            "--active-params needs --params",
+        ),
         (("--model", "llama-3.3-70b", "--heads", "0"), "--heads 0"),
         (("--model", "llama-3.3-70b", "--heads", "12"), "12 attention heads over 8 KV heads"),
         (("--model", "llama-3.3-70b", "--kwh-price", "-2"), "--kwh-price -2"),
