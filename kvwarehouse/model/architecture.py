@@ -23,8 +23,8 @@ class Attention:
     row, `key_dim` elements, that serves all heads as key and value; it has `value_dim` 0 and one
     head. `span_tokens` is the window or chunk that a layer looks back over at most (0: all).
     `row_tokens` tokens share a row where they are compressed. `fixed_bytes` are per row whatever
-    the KV's dtype is (index keys of sparse attention). `beside` is a second cache that the layer
-    has (the window of DeepSeek-V4's compressed layers)."""
+    the KV's dtype is (index keys of sparse attention). `beside` is what else the layer keeps (the
+    window of DeepSeek-V4's compressed layers, the state of Falcon-H1's)."""
 
     kv_heads: int
     key_dim: int
@@ -34,7 +34,7 @@ class Attention:
     latent: bool = False
     fixed_bytes: int = 0
     row_tokens: int = 1
-    beside: Attention | None = None
+    beside: Attention | StateSpace | None = None
 
     def __post_init__(self) -> None:
         _positive("KV heads", self.kv_heads)
@@ -107,7 +107,8 @@ class Architecture:
 
     @property
     def state(self) -> tuple[StateSpace, ...]:
-        return tuple(layer for layer in self.layers if isinstance(layer, StateSpace))
+        """Those beside attention too."""
+        return tuple(state for layer in self.layers if (state := state_of(layer)))
 
     @property
     def latent(self) -> bool:
@@ -115,7 +116,8 @@ class Architecture:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many layers are of which kind: full, window, chunk, latent, compressed, state."""
+        """How many layers are of which kind: full, window, chunk, latent, compressed, state, and
+        hybrid (attention and a state)."""
         return dict(Counter(kind for layer in self.layers if (kind := kind_of(layer))))
 
     @property
@@ -127,7 +129,12 @@ class Architecture:
 def caches_of(layer: Layer) -> tuple[Attention, ...]:
     if not isinstance(layer, Attention):
         return ()
-    return (layer, layer.beside) if layer.beside else (layer,)
+    return (layer, layer.beside) if isinstance(layer.beside, Attention) else (layer,)
+
+
+def state_of(layer: Layer) -> StateSpace | None:
+    found = layer.beside if isinstance(layer, Attention) else layer
+    return found if isinstance(found, StateSpace) else None
 
 
 def kind_of(layer: Layer) -> str:
@@ -136,6 +143,8 @@ def kind_of(layer: Layer) -> str:
         return "state"
     if not isinstance(layer, Attention):
         return ""
+    if state_of(layer):
+        return "hybrid"
     if layer.row_tokens > 1:
         return "compressed"
     return "latent" if layer.latent and layer.span == "full" else layer.span

@@ -5,7 +5,8 @@ MOST_BYTES of it. The field names are those of Hugging Face's transformers. A fa
 layers one by one (`layer_types`, `hybrid_override_pattern`) is believed; older ones are known by
 their period or their `model_type`. State-space and linear-attention layers have the shapes that
 transformers and vLLM allocate: a recurrent state per head or channel, and the last inputs of a
-short convolution (its width less one).
+short convolution (its width less one). A configuration that says something of its layers that is
+not read here is refused: what it would be taken for is larger or smaller, and nobody would see it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _KINDS: dict[str, str] = {
     "indexed_attention": "full",
     "minimax_m3_sparse": "full",
     "attention": "full",
-    "hybrid": "full",
+    "hybrid": "hybrid",
     "sliding_attention": "window",
     "sliding_window_attention": "window",
     "chunked_attention": "chunk",
@@ -46,7 +47,18 @@ _KINDS: dict[str, str] = {
     "mlp": "none",
     "moe": "none",
 }
+# MiniMax's `attn_type_list`.
+_NUMBERED_KINDS = {0: "state", 1: "full"}
+_NAMED_LAYERS = ("layer_types", "layers_block_type")
 _PATTERN_KINDS = {"M": "state", "*": "full", "-": "none", "E": "none"}
+
+# Fields that say something of single layers, or of all of them, and are not read here.
+_NOT_READ = (
+    "num_attention_groups",  # Step-3
+    "num_key_value_heads_per_layer",  # DeciLM-7B
+    "cross_attention_layers",  # Llama 3.2 Vision
+    "layer_group_size",  # Ring with linear attention
+)
 
 # Bytes of the FP8 scale that goes with each 128 index elements of sparse MLA (DeepSeek-V3.2). Other
 # families keep index keys in 16 bits.
@@ -65,6 +77,14 @@ class ConfigFields:
     def has(self, name: str) -> bool:
         """The field is there and not null."""
         return self._fields.get(name) is not None
+
+    def says(self, name: str) -> bool:
+        """The field is there, and neither null nor empty."""
+        return bool(self._fields.get(name))
+
+    def with_prefix(self, prefix: str) -> list[str]:
+        """Names of fields that are there and not null."""
+        return sorted(name for name in self._fields if name.startswith(prefix) and self.has(name))
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._fields.get(name)
@@ -106,6 +126,13 @@ class ConfigFields:
 
     def numbers(self, name: str) -> list[int]:
         return [int(each) for each in self._list(name, int, "a list of whole numbers")]
+
+    def sections(self, name: str) -> list[ConfigFields]:
+        """A list of nested objects."""
+        return [
+            ConfigFields(each, f"{name}[{at}] of {self.source}")
+            for at, each in enumerate(self._list(name, dict, "a list of objects"))
+        ]
 
     def section(self, name: str) -> ConfigFields | None:
         """A nested object, or None where it is not there."""
@@ -160,6 +187,8 @@ def state_layer(fields: ConfigFields, *, convolution_only: bool = False) -> Stat
         return _short_convolution(fields)
     if fields.has("linear_num_value_heads"):
         return _delta_net(fields)
+    if fields.has("attn_type_list") or fields.text("model_type") == "minimax":
+        return _lightning(fields)
     linear = fields.section("linear_attn_config")
     if linear is not None:
         return _kimi_delta(linear)
@@ -167,7 +196,13 @@ def state_layer(fields: ConfigFields, *, convolution_only: bool = False) -> Stat
         return _mamba2(fields)
     if fields.text("model_type") == "mamba2":
         return _mamba2(fields)
-    return _mamba1(fields)
+    if any(fields.has(name) for name in ("mamba_d_state", "state_size")):
+        return _mamba1(fields)
+    raise UsageError(
+        f"{fields.source} has layers with states, and no field that says how large they are and is"
+        " known; give the shape of its attention layers by flags",
+        code="unsupported_model",
+    )
 
 
 def _delta_net(fields: ConfigFields) -> StateSpace:
@@ -179,6 +214,14 @@ def _delta_net(fields: ConfigFields) -> StateSpace:
     channels = 2 * key_heads * key_dim + value_heads * value_dim
     width = fields.count("linear_conv_kernel_dim", default=4)
     return StateSpace(value_heads * key_dim * value_dim, channels * (width - 1), value_heads)
+
+
+def _lightning(fields: ConfigFields) -> StateSpace:
+    """Lightning attention (MiniMax-Text-01): a square matrix for each query head, no
+    convolution."""
+    heads = fields.count("num_attention_heads")
+    dim = fields.count("head_dim", default=fields.count("hidden_size") // heads)
+    return StateSpace(heads * dim * dim, 0, heads)
 
 
 def _kimi_delta(fields: ConfigFields) -> StateSpace:
@@ -253,7 +296,11 @@ def _attention_heads(fields: ConfigFields, layers: tuple[Layer, ...]) -> int:
 def _layers(fields: ConfigFields) -> tuple[Layer, ...]:
     if fields.has("compress_ratios"):
         return _compressed_layers(fields)
-    kinds = [(kind, _index_bytes(fields, at)) for at, kind in enumerate(_kinds(fields))]
+    if fields.says("block_configs"):
+        return _blocks(fields)
+    named = _kinds(fields)
+    _refuse_what_is_not_read(fields, named)
+    kinds = [(kind, _index_bytes(fields, at)) for at, kind in enumerate(named)]
     by_kind: dict[tuple[str, int], Layer] = {each: _layer(*each, fields) for each in set(kinds)}
     layers = [by_kind[each] for each in kinds]
     shared = fields.count("num_kv_shared_layers", default=0, least=0)
@@ -262,6 +309,48 @@ def _layers(fields: ConfigFields) -> tuple[Layer, ...]:
     # The last layers read what earlier ones kept (Gemma 3n).
     layers[len(layers) - shared :] = [Stateless()] * shared
     return tuple(layers)
+
+
+def _refuse_what_is_not_read(fields: ConfigFields, kinds: list[str]) -> None:
+    unread = [name for name in _NOT_READ if fields.says(name)]
+    # Where layers are named one by one, fields of a kind that none of them is may stay behind.
+    named = any(fields.has(name) for name in (*_NAMED_LAYERS, "hybrid_override_pattern"))
+    if not named and not {"state", "hybrid"}.intersection(kinds):
+        unread += fields.with_prefix("mamba_")
+    if unread:
+        raise UsageError(
+            f"{fields.source}: {unread[0]} says something of the layers that is not known here;"
+            " give the shape by flags",
+            code="unsupported_model",
+        )
+
+
+def _blocks(fields: ConfigFields) -> tuple[Layer, ...]:
+    """Llama-Nemotron: each layer has as many KV heads as its search found, or no attention."""
+    blocks = fields.sections("block_configs")
+    if len(blocks) != _count(fields):
+        raise fields.bad("block_configs", f"one object for each of {_count(fields)} layers")
+    return tuple(_block(block, fields) for block in blocks)
+
+
+def _block(block: ConfigFields, fields: ConfigFields) -> Layer:
+    attention = block.section("attention")
+    if attention is None:
+        raise block.bad("attention", "an object")
+    if attention.flag("no_op", False) or attention.flag("replace_with_linear", False):
+        return Stateless()
+    for name in ("window_length", "sparsify", "mamba", "llama4"):
+        if attention.says(name):
+            raise UsageError(
+                f"{attention.source}: {name} is not known here; give the shape by flags",
+                code="unsupported_model",
+            )
+    heads = fields.count("num_attention_heads")
+    group = attention.count("n_heads_in_group")
+    if heads % group:
+        raise attention.bad("n_heads_in_group", f"a divisor of {heads} attention heads")
+    dim = _heads(fields)[1]
+    return Attention(heads // group, dim, dim)
 
 
 def _layer(kind: str, index_bytes: int, fields: ConfigFields) -> Layer:
@@ -283,7 +372,10 @@ def _layer(kind: str, index_bytes: int, fields: ConfigFields) -> Layer:
         heads = fields.count("num_global_key_value_heads", default=heads)
     value_dim = fields.count("v_head_dim", default=head_dim)
     fixed_bytes = index_bytes if kind == "full" else 0
-    return Attention(heads, head_dim, value_dim, span, span_tokens, fixed_bytes=fixed_bytes)
+    beside = state_layer(fields) if kind == "hybrid" else None
+    return Attention(
+        heads, head_dim, value_dim, span, span_tokens, fixed_bytes=fixed_bytes, beside=beside
+    )
 
 
 def _latent_layer(fields: ConfigFields, index_bytes: int) -> Attention:
@@ -384,13 +476,27 @@ def _kinds(fields: ConfigFields) -> list[str]:
     pattern = fields.text("hybrid_override_pattern")
     if pattern:
         return _from_pattern(fields, pattern)
+    count = _count(fields)
+    for name in _NAMED_LAYERS:
+        if fields.has(name):
+            return _from_names(fields, name, count)
+    if fields.has("attn_type_list"):
+        return _from_numbers(fields, "attn_type_list", count)
+    return [_kind_at(fields, at) for at in range(count)]
+
+
+def _count(fields: ConfigFields) -> int:
     count = fields.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     if count > MOST_LAYERS:
         raise fields.bad("num_hidden_layers", f"1 to {MOST_LAYERS:,}")
-    for name in ("layer_types", "layers_block_type"):
-        if fields.has(name):
-            return _from_names(fields, name, count)
-    return [_kind_at(fields, at) for at in range(count)]
+    return count
+
+
+def _from_numbers(fields: ConfigFields, name: str, count: int) -> list[str]:
+    numbers = fields.numbers(name)
+    if len(numbers) != count or not set(numbers) <= set(_NUMBERED_KINDS):
+        raise fields.bad(name, f"0 or 1 for each of {count} layers")
+    return [_NUMBERED_KINDS[each] for each in numbers]
 
 
 def _from_pattern(fields: ConfigFields, pattern: str) -> list[str]:
@@ -429,6 +535,8 @@ def _kind_at(fields: ConfigFields, at: int) -> str:
         return "full" if at in fields.numbers("attn_layer_indices") else "state"
     if fields.text("model_type") in ("mamba", "mamba2", "falcon_mamba"):
         return "state"
+    if fields.text("model_type") == "falcon_h1":
+        return "hybrid"
     if fields.has("attention_chunk_size"):
         return "full" if _without_rotary(fields, at) else "chunk"
     return "window" if _windowed(fields, at) else "full"

@@ -125,6 +125,107 @@ def test_layers_that_share_keep_nothing() -> None:
         read(num_kv_shared_layers=4)
 
 
+def test_numbered_attention_types_are_believed() -> None:
+    # MiniMax-Text-01: its linear layers counted as full attention, 327,680 bytes a token.
+    every_eighth = [0, 0, 0, 0, 0, 0, 0, 1] * 10
+    shape = {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+    model = read(**shape, head_dim=128, hidden_size=6144, attn_type_list=every_eighth)
+    footprint = Footprint(model, FP16)
+    assert footprint.bytes_per_token == 10 * 8 * 2 * 128 * 2 == 40_960
+    assert model.state == (StateSpace(64 * 128 * 128, 0, 64),) * 70
+    for wrong in (every_eighth[1:], [2] * 80):
+        with pytest.raises(UsageError, match="attn_type_list"):
+            read(**shape, head_dim=128, hidden_size=6144, attn_type_list=wrong)
+
+
+def nemotron_block(**attention: Any) -> dict[str, Any]:
+    left = {"no_op": False, "replace_with_linear": False, "window_length": None, "sparsify": None}
+    return {"attention": {"n_heads_in_group": None, **left, **attention}, "ffn": {"no_op": True}}
+
+
+def test_blocks_of_their_own_kv_heads_are_believed() -> None:
+    # Llama-3.3-Nemotron-Super-49B: 49 of 80 layers have attention, of 8 KV heads. All 64 heads of
+    # all layers were counted, 2,621,440 bytes a token.
+    blocks = [nemotron_block(n_heads_in_group=8)] * 49 + [nemotron_block(no_op=True)] * 20
+    blocks += [nemotron_block(replace_with_linear=True)] * 11
+    shape = {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": None}
+    model = read(**shape, head_dim=None, hidden_size=8192, block_configs=blocks)
+    assert Footprint(model, FP16).bytes_per_token == 49 * 8 * 2 * 128 * 2 == 200_704
+    assert len(model.layers) == 80
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [nemotron_block(n_heads_in_group=2)] * 3,
+        [nemotron_block(n_heads_in_group=3)] * 4,
+        [nemotron_block()] * 4,
+        [nemotron_block(n_heads_in_group=2, window_length=512)] * 4,
+        [{"ffn": {}}] * 4,
+        [1] * 4,
+    ],
+)
+def test_blocks_that_are_not_understood_are_refused(blocks: Any) -> None:
+    with pytest.raises(UsageError, match=r"block_configs|n_heads_in_group"):
+        read(block_configs=blocks)
+
+
+# Falcon-H1-7B, as published: attention and Mamba-2 side by side in each of 44 layers.
+FALCON_H1 = {
+    "model_type": "falcon_h1",
+    "num_hidden_layers": 44,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "attn_layer_indices": None,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 128,
+    "mamba_d_ssm": 3072,
+    "mamba_d_state": 256,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 24,
+}
+
+
+def test_layers_of_attention_and_a_state_keep_both() -> None:
+    # Their states were left out without a word.
+    model = architecture_of(ConfigFields(FALCON_H1, "a test"))
+    assert model.kinds == {"hybrid": 44}
+    assert model.state == (StateSpace(24 * 128 * 256, (3072 + 2 * 256) * 3, 24),) * 44
+    footprint = Footprint(model, FP16)
+    assert footprint.bytes_per_token == 44 * 2 * 2 * 128 * 2
+    assert footprint.all_ranks_bytes_per_token(Sharding(2)) == footprint.bytes_per_token
+    assert footprint.context_bytes(0) == footprint.state_bytes > 0
+    named = read(layers_block_type=["mamba", "hybrid"] * 2, mamba_d_state=16, hidden_size=512)
+    assert (len(named.attention), len(named.state)) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_attention_groups": 1},
+        {"num_key_value_heads_per_layer": [4, 4, 2, 2]},
+        {"cross_attention_layers": [1, 3]},
+        {"layer_group_size": 4},
+        {"mamba_d_state": 16, "mamba_expand": 2},
+        {"layer_types": ["linear_attention"] * 4, "hidden_size": 512},
+    ],
+)
+def test_what_is_said_of_layers_and_not_read_is_refused(fields: dict[str, Any]) -> None:
+    # Each was taken for full attention in every layer, without a word.
+    with pytest.raises(UsageError) as refused:
+        read(**fields)
+    assert refused.value.code == "unsupported_model"
+
+
+def test_fields_of_no_layer_that_is_named_are_left_alone() -> None:
+    # Granite 4.0 without states has the fields of Granite 4.0 with them.
+    model = read(layer_types=["attention"] * 4, mamba_n_heads=128, mamba_d_state=256)
+    assert model.kinds == {"full": 4}
+    assert read(cross_attention_layers=[], attn_type_list=[1] * 4).kinds == {"full": 4}
+
+
 def test_pattern_of_letters_says_every_layer() -> None:
     state = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2}
     model = read(hybrid_override_pattern="M-*E", **state)
