@@ -197,7 +197,9 @@ def _timing(args: argparse.Namespace, footprint: Footprint, page_bytes: int) -> 
         return None
     gpu = gpu_from(args)
     dram, nvme = tiers_from(args, gpu)
-    return ReplayTiming(prefill_from(args, footprint, gpu), dram, nvme, page_bytes)
+    # Pages of a size that was given are loaded as they are.
+    held = footprint if args.page_bytes is None else None
+    return ReplayTiming(prefill_from(args, footprint, gpu), dram, nvme, page_bytes, held)
 
 
 def _with_times(

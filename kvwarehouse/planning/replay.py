@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvwarehouse import core
 from kvwarehouse.errors import UsageError
+from kvwarehouse.model.footprint import Footprint
 from kvwarehouse.planning.hardware import TierSpeed
 from kvwarehouse.planning.interval import Quantity
 from kvwarehouse.planning.latency import Prefill
@@ -166,16 +167,21 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ReplayTiming:
+    """With `footprint` what is loaded of a hit is what a context of its length holds; without, all
+    of its pages, of `page_bytes` each."""
+
     prefill: Prefill
     dram: TierSpeed
     nvme: TierSpeed
     page_bytes: int
+    footprint: Footprint | None = None
 
     @property
     def assumption(self) -> str:
+        held = ", windows load only their span" if self.footprint else ""
         return (
             f"{self.prefill.assumption}; DRAM {self.dram.assumption}; NVMe {self.nvme.assumption};"
-            f" {self.page_bytes:,} bytes a page, no queues"
+            f" {self.page_bytes:,} bytes a page{held}, no queues"
         )
 
 
@@ -209,15 +215,35 @@ def _seconds(run: ReplayRun, timing: ReplayTiming, case: str, *, loads: bool) ->
     total = np.zeros(trace.requests)
     cached = np.zeros(trace.requests)
     if loads:
-        for hits, tier in ((run.dram_hits, timing.dram), (run.nvme_hits, timing.nvme)):
-            total += _load(hits, tier, timing.page_bytes, case)
         pages = run.dram_hits.astype(np.float64) + run.nvme_hits
+        page_bytes = _loaded_page_bytes(pages, timing, trace.block_tokens)
+        for hits, tier in ((run.dram_hits, timing.dram), (run.nvme_hits, timing.nvme)):
+            total += _load(hits, tier, page_bytes, case)
         cached = np.minimum(pages * trace.block_tokens, tokens - 1)
     total += token_s * (tokens - cached) + pair_s * (tokens**2 - cached**2) / 2
     return total
 
 
-def _load(hits: NDArray[np.uint32], tier: TierSpeed, page_bytes: int, case: str) -> Seconds:
+def _loaded_page_bytes(
+    pages: NDArray[np.float64], timing: ReplayTiming, block_tokens: int
+) -> NDArray[np.float64]:
+    """What is loaded of each request's hit of `pages`, spread evenly over them: which of them are
+    in which tier is not known."""
+    if timing.footprint is None:
+        return np.full(len(pages), float(timing.page_bytes))
+    counts, which = np.unique(pages, return_inverse=True)
+    # Of no hit nothing is loaded, whatever it is divided by.
+    each = [
+        timing.footprint.context_bytes(int(count) * block_tokens) / max(1.0, count)
+        for count in counts
+    ]
+    found: NDArray[np.float64] = np.array(each)[which]
+    return found
+
+
+def _load(
+    hits: NDArray[np.uint32], tier: TierSpeed, page_bytes: NDArray[np.float64], case: str
+) -> Seconds:
     # The best case of a time is the best of a rate: its high end.
     rate = getattr(tier.read, {"value": "value", "low": "high", "high": "low"}[case])
     seconds: Seconds = hits * (page_bytes / rate) + (hits > 0) * getattr(tier.latency_s, case)

@@ -16,6 +16,11 @@ import pytest
 from kvwarehouse import core
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.model.catalogue import find_model
+from kvwarehouse.model.footprint import Footprint, find_dtype
+from kvwarehouse.planning.hardware import TierSpeed
+from kvwarehouse.planning.interval import quantity
+from kvwarehouse.planning.latency import load_seconds
 from kvwarehouse.planning.replay import ReplaySetup, compared, run_replay, sweep, sweep_sizes
 from kvwarehouse.trace.trace import Trace, TraceBuilder, TraceRequest
 
@@ -289,6 +294,23 @@ def test_optimum_of_two_tiers_stays_a_rate_where_ids_are_no_prefixes() -> None:
     trace = trace_of([0], [4, 3, 2], [1], [2, 3], [0], [4, 1, 2])
     dram, both = (run_replay(trace, ReplaySetup("opt", 1, pages)) for pages in (0, 1))
     assert dram.hit_rate <= both.hit_rate <= 1
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-27b", "qwen3-next-80b-a3b"])
+def test_a_hit_is_loaded_as_in_plan(write: Any, replay: Any, model: str) -> None:
+    # Windows were loaded as if they looked back over everything, and states not at all.
+    # The first request computes 4,096 tokens, the second loads them and computes 512 more.
+    path = write([*range(8)], [*range(9)])
+    arguments = ("--model", model, "--prefill-tokens-per-s", "1000", "--dram-read", "1GB")
+
+    def loads_s(*more: str) -> float:
+        times = replay(path, *arguments, *more)["first_token_seconds"]["mean"]
+        return float(times["loaded"]["value"]) * 2 - 4.096 - 0.512
+
+    footprint = Footprint(find_model(model), find_dtype("fp16"))
+    tier = TierSpeed("dram", quantity(1e9), quantity(1e9), quantity(50e-6), "")
+    assert loads_s() == pytest.approx(load_seconds(footprint, tier, 4096).value)
+    assert loads_s("--page-bytes", "512MiB") == pytest.approx(50e-6 + 8 * 512 * 2**20 / 1e9)
 
 
 @pytest.mark.parametrize(
