@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ _WINDOW_PAGES: Final = 1024
 _WINDOW_SHARE: Final = 8  # of DRAM: what room is looked for at a time must not push itself out
 _ARENA_SHARE: Final = 64  # of DRAM is unfinished at a time; a process alone may have an eighth
 _TRIES: Final = 8
+_LOOKS: Final = 3
 _PAUSE_S: Final = 0.1  # before the second try; the daemon refuses a tail again for a second
 _FULL: Final = {"no_room", "index_full"}
 
@@ -133,7 +134,7 @@ class Import:
         self._path.cut(first)
         for page in run:
             self._path.add(page.witness, by_tokens=page.by_tokens)
-        there = held_prefix(opened, **self._path.prefix()).pages - first
+        there = self._held(opened, self._path.prefix(), first)
         if there < 0:
             self._not_stored(run, "no_parent")
             return
@@ -191,7 +192,7 @@ class Import:
                     since_epoch=epoch,
                 )
                 dropped |= stored.dropped
-            done = held_prefix(opened, **prefix).pages - first
+            done = self._held(opened, prefix, first)
             told = {"cleared"} & dropped.keys() or _FULL & dropped.keys() or dropped
             why = next(iter(told), "later")
             refused = why == "cleared" or (why in _FULL and not self._insists)
@@ -199,6 +200,18 @@ class Import:
                 break
             _refuse_lost(dropped)
         return max(0, done), "no_parent" if done < 0 else why
+
+    def _held(self, opened: OpenNamespace, prefix: dict[str, Any], first: int) -> int:
+        """Pages from `first` on that are there; below 0 where there are none up to it. Looks again
+        then: a lookup takes a page for missing in whose entry the daemon is held up."""
+        held = -1
+        for look in range(_LOOKS):
+            if look:
+                time.sleep(_PAUSE_S)
+            held = held_prefix(opened, **prefix).pages - first
+            if held >= 0:
+                break
+        return held
 
     def _wait(self, seconds: float) -> None:
         """Of a prompt that is longer than DRAM the last page leaves for the next, and only once

@@ -25,7 +25,7 @@ from kvwarehouse_bench.micro.remote_store import BenchStore
 
 _WAIT_S = 120.0
 _STEP_S = 0.01
-_IN_THE_STORE: Final = ("stored", "refreshed", "already")
+_IN_THE_STORE = ("stored", "refreshed", "already")
 """Ends of puts; the last two come over midnight, when what is there is of the day before."""
 _EVICTED_AT_ONCE = 100_000
 _FORGOTTEN_S = 1.1

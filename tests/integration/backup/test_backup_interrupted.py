@@ -118,6 +118,28 @@ def test_pages_whose_parents_left_by_a_clear_count_as_cleared(
         assert pages_at(client) == 0
 
 
+def test_page_that_one_look_takes_for_missing_is_looked_for_again(
+    source: Serving, target: Serving, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: the daemon was held up in an entry of the index for longer than a lookup waits, and
+    all pages behind that one were left out, as if their parents were not there."""
+    with source.connect() as client:
+        store(client, space())
+        exported(client, path)
+    look, looks = importing.held_prefix, list[int]()
+
+    def look_half(opened: kvw.OpenNamespace, **prefix: Any) -> HeldPrefix:
+        looks.append(len(looks))
+        return HeldPrefix(0, 0) if len(looks) % 2 else look(opened, **prefix)
+
+    monkeypatch.setattr(importing, "held_prefix", look_half)
+    with target.connect() as client:
+        counts = imported(client, path)
+        assert (counts.stored, counts.already, counts.dropped) == (30, 0, {})
+        monkeypatch.undo()
+        check(client, space())
+
+
 def test_export_ends_where_the_daemon_does_and_leaves_no_file(
     source: Serving, path: Path, small_windows: None
 ) -> None:
