@@ -3,7 +3,8 @@ epochs, tombstones of evicted keys, and how far the log may reach.
 
 Thread-safe. Everything is in memory; every change is committed to disk before it is returned,
 unless the disk refuses (full, read-only) or does not answer: then the ledger goes on in memory,
-says so, and writes all of it at the next change or `heal` that the disk takes.
+says so, and writes all of it at the next change or `heal` that the disk takes. Who changes it
+waits for the disk, and for those who change it before; who reads it waits for neither.
 
 What is younger than a clear: a page reserved under its namespace's clear epoch or a later one. Of a
 namespace that is not in the ledger that is the floor, the epoch at the last loss of a ledger or
@@ -126,7 +127,8 @@ class Ledger:
         ]
         self._warehouse_id = warehouse_id
         self._log = log
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one change at a time, held while its disk is waited for
+        self._memory = threading.Lock()  # within it, or alone to read: never held over a disk
         self.health = "ok"  # "ok", "rebuilt", "in_memory"
         self.reason = ""
         self.lost = False
@@ -161,18 +163,18 @@ class Ledger:
         return self._state.log_end
 
     def namespaces(self) -> list[NamespaceRecord]:
-        with self._lock:
+        with self._memory:
             return list(self._state.namespaces.values())
 
     def tombstones(self) -> list[tuple[bytes, int]]:
-        with self._lock:
+        with self._memory:
             return list(self._state.tombstones.items())
 
     def tombstone_count(self) -> int:
         return len(self._state.tombstones)
 
     def find(self, namespace_id: bytes) -> NamespaceRecord | None:
-        with self._lock:
+        with self._memory:
             return self._by_id.get(namespace_id)
 
     def propose(self, space: Namespace) -> NamespaceRecord:
@@ -188,7 +190,7 @@ class Ledger:
                 code="namespace_too_large",
                 context={"size_bytes": size_bytes, "max_bytes": MAX_NAMESPACE_BYTES},
             )
-        with self._lock:
+        with self._memory:
             ordinal = len(self._state.namespaces)
             if ordinal >= MAX_NAMESPACES:
                 raise CapacityError(
@@ -208,7 +210,8 @@ class Ledger:
                 raise InternalError(
                     f"namespace {record.ordinal} was proposed twice", code="namespace_order"
                 )
-            self._remember(record)
+            with self._memory:
+                self._remember(record)
             self._commit(dict([_encode_namespace(record)]))
 
     def raise_epoch(self, namespace_ids: Iterable[bytes] | None) -> tuple[int, bool]:
@@ -216,15 +219,8 @@ class Ledger:
         all, known or not. Returns it, and whether it is durable (when not, a restart brings back
         what it cleared)."""
         with self._lock:
-            self._state.epoch += 1
-            if namespace_ids is None:
-                self._state.floor = self._state.epoch
-            puts = self._epochs()
-            for name in list(self._by_id) if namespace_ids is None else namespace_ids:
-                if name in self._by_id:
-                    cleared = replace(self._by_id[name], clear_epoch=self._state.epoch)
-                    self._remember(cleared)
-                    puts.update([_encode_namespace(cleared)])
+            with self._memory:
+                puts = self._raise_epoch(namespace_ids)
             noted = self._write_epoch()
             return self._state.epoch, self._commit(puts) and noted
 
@@ -233,22 +229,10 @@ class Ledger:
         Returns it, and whether that is durable (when not, a restart may know them again). The
         caller has seen that they have no page."""
         with self._lock:
-            state = self._state
-            state.epoch += 1
-            state.floor = state.epoch
-            puts, known = self._epochs(), len(state.namespaces)
-            gone = {self._by_id.pop(name).ordinal for name in namespace_ids if name in self._by_id}
-            kept = known - len(gone)
-            # The last ones take their numbers: there are no gaps.
-            last = [state.namespaces.pop(ordinal) for ordinal in range(kept, known)]
-            moving = [record for record in last if record.ordinal not in gone]
-            for ordinal, record in zip(sorted(gone), moving, strict=False):
-                moved = replace(record, ordinal=ordinal)
-                self._remember(moved)
-                puts.update([_encode_namespace(moved)])
-            deletes = [_key_of(ordinal) for ordinal in range(kept, known)]
+            with self._memory:
+                puts, deletes = self._forget(namespace_ids)
             noted = self._write_epoch()
-            return state.epoch, self._commit(puts, deletes) and noted
+            return self._state.epoch, self._commit(puts, deletes) and noted
 
     def adopt_epoch(self, seen: int) -> None:
         """The epoch is at least `seen`, the highest that stood in anything that outlived the
@@ -258,7 +242,8 @@ class Ledger:
             epoch = max(state.epoch, seen)
             floor = epoch if state.floor == LOST else state.floor
             if (epoch, floor) != (state.epoch, state.floor):
-                state.epoch, state.floor = epoch, floor
+                with self._memory:
+                    state.epoch, state.floor = epoch, floor
                 self._write_epoch()
                 self._commit(self._epochs())
 
@@ -277,11 +262,13 @@ class Ledger:
         with self._lock:
             tombstones = self._state.tombstones
             fresh = {key: at for key, at in graves if at > tombstones.get(key, -1)}
-            tombstones.update(fresh)
-            excess = max(0, len(tombstones) - MAX_TOMBSTONES)
-            dropped = heapq.nsmallest(excess, tombstones, key=tombstones.__getitem__)
+            with self._memory:
+                tombstones.update(fresh)
+                excess = max(0, len(tombstones) - MAX_TOMBSTONES)
+                dropped = heapq.nsmallest(excess, tombstones, key=tombstones.__getitem__)
+                for key in dropped:
+                    del tombstones[key]
             for key in dropped:
-                del tombstones[key]
                 fresh.pop(key, None)
             puts = {_TOMBSTONE + key: _U64.pack(at) for key, at in fresh.items()}
             return self._commit(puts, [_TOMBSTONE + key for key in dropped])
@@ -291,8 +278,9 @@ class Ledger:
         with self._lock:
             tombstones = self._state.tombstones
             moot = [key for key, position in tombstones.items() if position < oldest]
-            for key in moot:
-                del tombstones[key]
+            with self._memory:
+                for key in moot:
+                    del tombstones[key]
             if moot:
                 self._commit({}, [_TOMBSTONE + key for key in moot])
             return len(moot)
@@ -308,7 +296,42 @@ class Ledger:
             for copy in self._copies:
                 copy.close()
 
-    # The rest is called with the lock held, or before anyone else has the object.
+    # The rest is called with the lock held, or before anyone else has the object; with both, the
+    # three that change the memory.
+
+    def _raise_epoch(self, namespace_ids: Iterable[bytes] | None) -> dict[bytes, bytes]:
+        """Returns what is to be written."""
+        self._state.epoch += 1
+        if namespace_ids is None:
+            self._state.floor = self._state.epoch
+        puts = self._epochs()
+        for name in list(self._by_id) if namespace_ids is None else namespace_ids:
+            if name in self._by_id:
+                cleared = replace(self._by_id[name], clear_epoch=self._state.epoch)
+                self._remember(cleared)
+                puts.update([_encode_namespace(cleared)])
+        return puts
+
+    def _forget(self, namespace_ids: Iterable[bytes]) -> tuple[dict[bytes, bytes], list[bytes]]:
+        """Returns what is to be written, and the keys that are to be deleted."""
+        state = self._state
+        state.epoch += 1
+        state.floor = state.epoch
+        puts, known = self._epochs(), len(state.namespaces)
+        gone = {self._by_id.pop(name).ordinal for name in namespace_ids if name in self._by_id}
+        kept = known - len(gone)
+        # The last ones take their numbers: there are no gaps.
+        last = [state.namespaces.pop(ordinal) for ordinal in range(kept, known)]
+        moving = [record for record in last if record.ordinal not in gone]
+        for ordinal, record in zip(sorted(gone), moving, strict=False):
+            moved = replace(record, ordinal=ordinal)
+            self._remember(moved)
+            puts.update([_encode_namespace(moved)])
+        return puts, [_key_of(ordinal) for ordinal in range(kept, known)]
+
+    def _remember(self, record: NamespaceRecord) -> None:
+        self._state.namespaces[record.ordinal] = record
+        self._by_id[record.space.id] = record
 
     def _write_epoch(self) -> bool:
         first = self._copies[0]
@@ -318,10 +341,6 @@ class Ledger:
         except OSError:
             return False  # the ledger meets the same disk at once, and says what is wrong with it
         return True
-
-    def _remember(self, record: NamespaceRecord) -> None:
-        self._state.namespaces[record.ordinal] = record
-        self._by_id[record.space.id] = record
 
     def _read(self, expected: bool) -> _State:
         found = [copy.path for copy in self._copies if os.path.exists(copy.path)]

@@ -1,6 +1,7 @@
 """What the daemon can do, whoever asks: the core and the ledger kept in step.
 
-Thread-safe. Order is the point of this file: a clear is in the ledger before it is in the core,
+Thread-safe. A change of namespaces waits for the ledger's disk, and the next one for it; nobody
+else does. Order is the point of this file: a clear is in the ledger before it is in the core,
 and a tombstone is written before an eviction is reported, so that no restart brings back what a
 caller was told is gone. Where the NVMe tier may have a record that the core does not know, the
 tombstone reaches to the end of its log: as the core sees it, or, without the tier, as the ledger
@@ -13,7 +14,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvwarehouse.daemon.deadline import Deadline
@@ -67,8 +68,13 @@ class DaemonWarehouse:
         self._clears = clears
         # One change of namespaces at a time: ledger and core must see them in the same order.
         self._changes = threading.Condition(threading.Lock())
+        # While the core forgets, or is asked for what must not be forgotten meanwhile. Held within
+        # `_changes` or alone, and never over a disk.
+        self._names = threading.Lock()
         # The core's numbers: it has given some already to namespaces that it found on its own.
         self._ordinals: dict[bytes, int] = {}
+        # Which ledger and core have for sure, with the clears of the fleet.
+        self._opened: set[bytes] = set()
         self._evicting: Counter[int] = Counter()  # which no other namespace gets meanwhile
         self._listeners: list[Callable[[NamespaceRecord], None]] = []
 
@@ -77,6 +83,7 @@ class DaemonWarehouse:
         for record in self._ledger.namespaces():
             try:
                 self._add_to_core(record)
+                self._opened.add(record.space.id)
             except UsageError as error:
                 # Its pages no longer fit (a smaller --dram): its KV is out of reach, nothing else.
                 self._log.event(
@@ -91,7 +98,9 @@ class DaemonWarehouse:
         """Registers `space`, or finds it. At the bound of namespaces it forgets the one that nobody
         uses and that was used longest ago, once no operator evicts from one. Raises UsageError if
         its pages fit no slab or it has too many bytes, CapacityError at the bound where all are in
-        use."""
+        use. Waits for changes of others, and for the ledger's disk, only where it is new."""
+        if known := self._used(space):
+            return known
         with self._changes:
             while True:
                 try:
@@ -105,11 +114,23 @@ class DaemonWarehouse:
                         raise
 
     def _open(self, space: Namespace) -> NamespaceRecord:
-        known = self._ledger.find(space.id)
-        if known is None:
-            return self._add(space)
-        self._add_to_core(known)  # a use of it; or says again why not
-        return known
+        record = self._ledger.find(space.id)
+        if record is None:
+            record = self._add(space)
+        else:
+            self._add_to_core(record)  # or says again why not
+        self._opened.add(space.id)
+        return record
+
+    def _used(self, space: Namespace) -> NamespaceRecord | None:
+        """One that was opened before: tells the core that it is used."""
+        with self._names:
+            record = self._ledger.find(space.id)
+            if record is None or space.id not in self._opened:
+                return None
+            # Without its epoch: that of a clear reaches the core by the clear, once it is written.
+            self._add_to_core(replace(record, clear_epoch=0))
+        return record
 
     def listen(self, listener: Callable[[NamespaceRecord], None]) -> None:
         """Calls `listener` with each namespace that is registered from now on, from the thread that
@@ -286,7 +307,12 @@ class DaemonWarehouse:
         if self._nameless() or (self._clears is not None and not self._clears.may_forget):
             return 0
         free = [ordinal for ordinal in ordinals if ordinal not in self._evicting]
-        gone = [name for ordinal in free if (name := self._core.forget_namespace(ordinal))]
+        with self._names:
+            opened, self._opened = self._opened, set()  # nobody knows, if it does not answer
+            gone = [name for ordinal in free if (name := self._core.forget_namespace(ordinal))]
+            self._opened = opened.difference(gone)
+            for name in gone:
+                self._ordinals.pop(name, None)
         gone += unplaced
         if not gone:
             return 0
@@ -295,7 +321,6 @@ class DaemonWarehouse:
         epoch, _ = self._ledger.forget(gone)
         self._core.raise_epoch(epoch)
         for name in gone:
-            self._ordinals.pop(name, None)
             self._log.event(Event.NAMESPACE_FORGOTTEN, namespace_id=name.hex(), epoch=epoch)
         return len(gone)
 
@@ -433,7 +458,7 @@ class DaemonWarehouse:
         """A native Feed of what enters and leaves the tiers, of a namespace (None: of all),
         beginning with all that is stored. The caller closes it. Raises CapacityError (code
         "too_many_watchers") at the bound."""
-        with self._changes:  # from here on it is not forgotten
+        with self._names:  # from here on it is not forgotten
             return self._core.watch(self.ordinal(record), tokens_only)
 
     def core_status(self) -> status_pb2.CoreStatus:

@@ -12,6 +12,7 @@ import os
 import signal
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.eventually import eventually, longer_bounds
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually, longer_bounds
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
 from testkit import mounts, tally
@@ -533,6 +534,37 @@ def test_ledger_on_a_disk_that_stops_answering_holds_nobody_up_and_catches_up(
         use.connect()
         assert use.client.open(other).lookup(nodes).pages == PROMPT
         assert [use.load(prompt) for prompt in range(3)] == [0, 0, PROMPT]
+
+
+def test_ledger_on_a_disk_that_stops_answering_keeps_one_call_waiting_and_nobody_else(
+    tmp_path: Path,
+) -> None:
+    """Incident: while one clear waited, so did all calls over gRPC, and who opened what was there
+    already."""
+    faulty = FaultyDisk(tmp_path, tmp_path / "nvme" / "ledger.mdb")
+    other = replace(SPACE, model="cleared meanwhile")
+    out = np.zeros((PROMPT, PAGE_BYTES), np.uint8)
+    with used(faulty_serving(tmp_path, faulty, nvme_answer_s="3600")) as use:
+        use.store(1)
+        use.client.open(other)
+        faulty.set(delay_s=1000)
+        with (
+            use.serving.connect(timeout_s=3600) as operator,
+            use.serving.connect_remote() as client,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            clearing = threads.submit(operator.clear, other)
+            try:
+                eventually(
+                    lambda: max(each.clear_epoch for each in client.namespaces()),
+                    "the clear is under way",
+                )
+                assert client.open(SPACE).load(use.nodes(0), out) == PROMPT
+                assert use.load(0) == PROMPT
+                assert not clearing.done()
+            finally:
+                faulty.heal()
+            clearing.result(DEADLINE_S)
 
 
 def test_start_that_a_disk_keeps_waiting_says_so_and_ends_when_told(tmp_path: Path) -> None:

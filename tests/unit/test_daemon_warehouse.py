@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,40 @@ class SlowCore(FakeCore):
         self.evicts.set()
         assert self.may_end.wait(DEADLINE_S)
         return super().evict(ordinal, pages, tiers)
+
+
+class WatchedCore(FakeCore):
+    """Can be watched, and keeps the epochs that namespaces were added with."""
+
+    def __init__(self, options: FakeOptions) -> None:
+        super().__init__(options)
+        self.epochs: list[int] = []
+
+    def add_namespace(
+        self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, epoch: int
+    ) -> int:
+        self.epochs.append(epoch)
+        return super().add_namespace(ordinal, id, page_tokens, shards, shard_bytes, epoch)
+
+    def watch(self, ordinal: int, tokens_only: bool) -> int:
+        return ordinal
+
+
+class SlowDisk:
+    """Of a ledger: from `keep_waiting` on, whoever writes waits until it `answers`."""
+
+    def __init__(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ledger, self._patch = ledger, monkeypatch
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def keep_waiting(self) -> None:
+        for calls in self._ledger.calls.values():
+            self._patch.setattr(calls, "wait_for", partial(self._wait_for, calls.wait_for))
+
+    def _wait_for(self, wait_for: Callable[[Callable[[], Any]], Any], call: Any) -> Any:
+        self.asked.set()
+        assert self.answers.wait(DEADLINE_S)
+        return wait_for(call)
 
 
 @pytest.fixture
@@ -106,3 +142,76 @@ def test_namespace_is_not_forgotten_while_it_is_evicted_from(
     evicting.join(DEADLINE_S)
     opening.join(DEADLINE_S)
     assert {record.space.model for record in warehouse.namespaces()} == {"m2", "m3"}
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["clear", "forget"])
+def test_known_namespace_is_opened_and_watched_while_a_clear_waits_for_the_disk(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, forget: bool
+) -> None:
+    """Incident: who connected waited as long as the clear of another namespace."""
+    core: Any = WatchedCore(FakeOptions())
+    warehouse = DaemonWarehouse(core, ledger, Log("json", io.StringIO()))
+    cleared, used = (warehouse.open_namespace(space(number)) for number in range(2))
+    disk = SlowDisk(ledger, monkeypatch)
+    disk.keep_waiting()
+    with ThreadPoolExecutor(4) as threads:
+        clearing = threads.submit(warehouse.clear, cleared, forget=forget)
+        try:
+            assert disk.asked.wait(DEADLINE_S)
+            assert threads.submit(warehouse.open_namespace, used.space).result(DEADLINE_S) == used
+            assert threads.submit(warehouse.watch, used).result(DEADLINE_S) == 1
+            assert not clearing.done()
+        finally:
+            disk.answers.set()
+        clearing.result(DEADLINE_S)
+    assert [record.space for record in warehouse.namespaces()] == (
+        [used.space] if forget else [cleared.space, used.space]
+    )
+
+
+def test_clear_reaches_the_core_after_the_ledger_whoever_opens_its_namespace_meanwhile(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core would take no page of it until the clear is written."""
+    core: Any = WatchedCore(FakeOptions())
+    warehouse = DaemonWarehouse(core, ledger, Log("json", io.StringIO()))
+    cleared = warehouse.open_namespace(space(0))
+    disk = SlowDisk(ledger, monkeypatch)
+    disk.keep_waiting()
+    with ThreadPoolExecutor(2) as threads:
+        clearing = threads.submit(warehouse.clear, cleared)
+        try:
+            assert disk.asked.wait(DEADLINE_S)
+            threads.submit(warehouse.open_namespace, cleared.space).result(DEADLINE_S)
+            assert core.epochs == [0, 0]
+        finally:
+            disk.answers.set()
+        clearing.result(DEADLINE_S)
+    assert core.clears == [(0, 1)]
+
+
+def test_namespace_that_is_being_forgotten_is_opened_as_a_new_one(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core: Any = FakeCore(FakeOptions())
+    warehouse = DaemonWarehouse(core, ledger, Log("json", io.StringIO()))
+    record = warehouse.open_namespace(space(0))
+    disk = SlowDisk(ledger, monkeypatch)
+    forget = core.forget_namespace
+
+    def forget_slowly(ordinal: int) -> bytes:
+        gone = bytes(forget(ordinal))
+        disk.keep_waiting()
+        return gone
+
+    monkeypatch.setattr(core, "forget_namespace", forget_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        forgetting = threads.submit(warehouse.clear, record, forget=True)
+        assert disk.asked.wait(DEADLINE_S)  # the core has it no more
+        opening = threads.submit(warehouse.open_namespace, record.space)
+        with pytest.raises(TimeoutError):
+            opening.result(0.05)
+        disk.answers.set()
+        forgetting.result(DEADLINE_S)
+        assert opening.result(DEADLINE_S).clear_epoch == ledger.floor == 2
+    assert [each[0] for each in core.spaces.values()] == [record.space.id]

@@ -8,7 +8,9 @@ import json
 import os
 import random
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +25,7 @@ from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import CapacityError, StorageError, UsageError
 from kvwarehouse.types import MAX_NAMESPACE_BYTES, MAX_TEXT_CHARS, Namespace
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 
 WAREHOUSE = b"w" * 16
 
@@ -679,6 +682,53 @@ def test_ledger_goes_on_in_memory_when_its_disk_does_not_answer_and_catches_up(
     assert facts(Kept(Path(both.directories[0])).open()) == now
     assert facts(both.open()) == now
     assert [event["event"] for event in both.events()] == ["ledger_degraded"]
+
+
+class HeldCalls(DiskCalls):
+    """What is asked of the disk from `hold()` on is answered once it `answers`."""
+
+    def hold(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def wait_for(self, call: Callable[[], Any]) -> Any:
+        if hasattr(self, "asked"):
+            self.asked.set()
+            assert self.answers.wait(DEADLINE_S)
+        return super().wait_for(call)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ledger: ledger.add(ledger.propose(space(2))),
+        lambda ledger: ledger.raise_epoch(None),
+        lambda ledger: ledger.forget([space(0).id]),
+        lambda ledger: ledger.keep_ahead(1),
+        lambda ledger: ledger.bury([(b"c" * 16, 7)]),
+        lambda ledger: ledger.prune(7),
+    ],
+    ids=["add", "raise_epoch", "forget", "keep_ahead", "bury", "prune"],
+)
+def test_ledger_is_read_while_a_change_waits_for_its_disk(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, change: Callable[[Ledger], object]
+) -> None:
+    """Incident: every call over gRPC waited behind it, because each asks for its namespace."""
+    monkeypatch.setattr(module, "DiskCalls", HeldCalls)
+    ledger = filled(kept)
+    [calls] = (cast(HeldCalls, calls) for calls in ledger.calls.values())
+    calls.hold()
+    with ThreadPoolExecutor(2) as threads:
+        changing = threads.submit(change, ledger)
+        try:
+            assert calls.asked.wait(DEADLINE_S)
+            assert threads.submit(ledger.find, space(1).id).result(DEADLINE_S)
+            seen = threads.submit(facts, ledger).result(DEADLINE_S)
+            assert not changing.done()
+        finally:
+            calls.answers.set()
+        changing.result(DEADLINE_S)
+    assert facts(ledger) == seen
+    assert facts(kept.open()) == seen
 
 
 def test_epoch_survives_the_loss_of_the_whole_ledger_file(kept: Kept) -> None:
