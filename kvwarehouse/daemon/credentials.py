@@ -191,21 +191,25 @@ _Pair: TypeAlias = tuple[bytes, bytes]  # key, chain
 
 
 class TcpCredentials:
-    """`tokens`: to put before all calls. `tls`: for the port, None without a certificate."""
+    """`tokens`: to put before all calls. `pair`: key and certificate as they were read last, None
+    without."""
 
     def __init__(self, config: Config, log: Log, refusals: Refusals) -> None:
         """Raises UsageError for files that cannot be used."""
         self._config, self._log = config, log
-        tokens, pair = self._read()
+        tokens, self.pair = self._read()
         self.tokens = TokenCheck(tokens, refusals)
-        self.tls: grpc.ServerCredentials | None = None
-        self._fresh: grpc.ServerCertificateConfiguration | None = None  # for the next handshake
-        if pair is not None:
-            self.tls = grpc.dynamic_ssl_server_credentials(
-                _configuration(pair),
-                self._fetch,  # type: ignore[arg-type, unused-ignore]  # None is for no change
-            )
-        self._say_end(pair)
+        self._say_end(self.pair)
+
+    def tls(self) -> grpc.ServerCredentials | None:
+        """For one more port, None without a certificate. Each port has its own: gRPC takes the
+        first configuration once, and a new one for the port alone that asks."""
+        if self.pair is None:
+            return None
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self.pair),
+            _PortCertificate(self, self.pair),  # type: ignore[arg-type, unused-ignore]  # None
+        )
 
     def reload(self) -> None:
         """Reads the files anew, for the calls and connections to come. Where one cannot be used
@@ -216,8 +220,7 @@ class TcpCredentials:
             self._log.event(Event.RELOAD_FAILED, text=f"{error.message}; the old ones stay in use")
             return
         self.tokens.replace(tokens)
-        if pair is not None:
-            self._fresh = _configuration(pair)
+        self.pair = pair
         self._log.event(Event.RELOADED, tokens=len(tokens), certificate=self._config.tls_cert)
         self._say_end(pair)
 
@@ -225,11 +228,6 @@ class TcpCredentials:
         config = self._config
         tokens = read_tokens(config.token_file)
         return tokens, _read_pair(config.tls_cert, config.tls_key) if config.tls_cert else None
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Asked by gRPC at each handshake, one at a time."""
-        fresh, self._fresh = self._fresh, None
-        return fresh
 
     def _say_end(self, pair: _Pair | None) -> None:
         if pair is None:
@@ -245,6 +243,21 @@ class TcpCredentials:
                     days=days,
                     text="clients refuse it from then on; renew it, and send SIGHUP",
                 )
+
+
+class _PortCertificate:
+    """What one port shows. gRPC asks at each handshake of the port, one at a time, and keeps what
+    it has where the answer is None."""
+
+    def __init__(self, credentials: TcpCredentials, shown: _Pair) -> None:
+        self._credentials, self._shown = credentials, shown
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        pair = self._credentials.pair
+        if pair is None or pair is self._shown:
+            return None
+        self._shown = pair
+        return _configuration(pair)
 
 
 def _configuration(pair: _Pair) -> grpc.ServerCertificateConfiguration:

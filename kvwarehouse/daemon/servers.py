@@ -151,11 +151,10 @@ class Servers:
     def _bind_tcp(self, address: str, credentials: TcpCredentials) -> None:
         # The first sees a call first: nothing of ours runs for a call without a token.
         server = self._server([credentials.tokens, self._interceptor])
-        tls = credentials.tls
         port = split_address(address)[1]
         for ip in _addresses(address):
             at = joined_address(ip, port)
-            if tls is not None:
+            if (tls := credentials.tls()) is not None:
                 port = _bound(at, partial(server.add_secure_port, at, tls))
             else:
                 port = _bound(at, partial(server.add_insecure_port, at))

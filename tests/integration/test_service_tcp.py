@@ -169,6 +169,37 @@ def test_localhost_is_refused_if_its_port_is_taken_at_one_address(
             socket.create_connection((host, port), timeout=T).close()
 
 
+def test_localhost_serves_tls_at_both_addresses_with_the_certificate_of_the_last_reload(
+    tmp_path: Path, certificate: tuple[str, str], tokens: str
+) -> None:
+    """Incident: the second port was refused, as if its address were taken; and a new certificate
+    would have reached the one alone that was called first."""
+    needs_ipv6()
+    tls = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+    for ours, given in zip(tls.values(), certificate, strict=True):
+        shutil.copy(given, ours)
+    with Served(tmp_path, listen="localhost:0", token_file=tokens, **tls) as served:
+        shown_at_both(served, certificate[0])
+        for times in (1, 2):
+            new = made_certificate(tmp_path / f"new{times}")
+            replaced(served, [TOKEN], *new)
+            reloaded(served, times)
+            shown_at_both(served, new[0])
+
+
+def reloaded(served: Served, times: int) -> None:
+    """For so many times by now."""
+    served.request_reload()
+    eventually(lambda: len(served.events("reloaded")) == times, "it is reloaded")
+
+
+def shown_at_both(served: Served, cert: str) -> None:
+    """The certificate is what every client of localhost is shown."""
+    for host in ("127.0.0.1", "::1") * 2:
+        shown = ssl.get_server_certificate((host, port_of(served)), timeout=T)
+        assert shown == Path(cert).read_text(), host
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0", "[::]"])
 def test_all_addresses_are_refused_if_the_port_is_taken_at_one(
     tmp_path: Path, certificate: tuple[str, str], tokens: str, listen: str
