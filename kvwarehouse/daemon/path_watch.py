@@ -16,7 +16,7 @@ from typing import Any, Final
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse.daemon.servers import Servers, file_at
+from kvwarehouse.daemon.servers import Servers, file_at, is_gone
 from kvwarehouse.errors import WarehouseError
 
 # The index has the number of its start in its name.
@@ -64,7 +64,7 @@ class PathWatch:
         here = not self._sessions or os.path.isdir(self._sessions)
         failed = self._put_back(self._sessions, here, self._make_sessions)
         for path, bind in self._sockets.items():
-            here = file_at(path) == self._seen[path]
+            here = not is_gone(path, self._seen[path])
             problem = self._put_back(path, here, partial(self._bind, bind))
             failed = failed or problem
             if not here and not problem:
@@ -103,7 +103,7 @@ class PathWatch:
             self._owned.append(directories.Ownership(lock))
 
     def _look_at_kept(self) -> None:
-        gone = [path for path, (_, seen) in self._kept.items() if file_at(path) != seen]
+        gone = [path for path, (_, seen) in self._kept.items() if is_gone(path, seen)]
         if not gone:
             return  # what was said stays said: what is removed does not come back
         lost = " and ".join(dict.fromkeys(self._kept.pop(path)[0] for path in gone))

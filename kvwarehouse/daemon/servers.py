@@ -254,12 +254,26 @@ def _bound(address: str, bind: Callable[[], int]) -> int:
 
 
 def file_at(path: str) -> tuple[int, int] | None:
-    """Which file has the name: another number, or none, once somebody removed or replaced it."""
+    """Which file has the name, by its numbers; None where there is none, or it cannot be seen."""
     try:
         facts = os.lstat(path)
     except OSError:
         return None
     return facts.st_dev, facts.st_ino
+
+
+def is_gone(path: str, file: tuple[int, int] | None) -> bool:
+    """Returns True when somebody removed or replaced what file_at() found, if it found any. A disk
+    that fails to answer does not say that."""
+    if file is None:
+        return False
+    try:
+        facts = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return (facts.st_dev, facts.st_ino) != file
 
 
 def _not_bound(address: str, reason: str) -> TransportError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,3 +80,24 @@ def test_status_has_what_is_out_of_reach_when_the_log_says_it(watched: Watched) 
     watched.socket.parent.chmod(0o777)
     watched.watch.look()
     assert [str(watched.socket) in reason for reason in reasons] == [True]
+
+
+def test_disk_that_fails_to_say_what_is_there_is_not_taken_for_a_removal(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: after one error of the disk the status said to the end that somebody had removed
+    the pages on it."""
+    said: list[Event] = []
+    watched.at_event = said.append
+
+    def fail(path: str) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", fail)
+        watched.watch.look()
+    watched.watch.look()
+    assert (said, watched.watch.reason) == ([], "")
+    watched.arena.unlink()
+    watched.watch.look()
+    assert said == [Event.PATH_REMOVED]
