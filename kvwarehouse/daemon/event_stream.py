@@ -109,7 +109,8 @@ class EventStream:
             )
 
     def start(self) -> None:
-        for record in self._warehouse.namespaces():
+        # Numbers do not tell which came last: those of forgotten namespaces go to others.
+        for record in sorted(self._warehouse.namespaces(), key=lambda each: each.created_at_ns):
             self.follow(record)
         self._warehouse.listen(self.follow)
         for thread in self._threads:

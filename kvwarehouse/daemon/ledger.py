@@ -74,7 +74,7 @@ class NamespaceRecord:
     ordinal: int
     space: Namespace
     clear_epoch: int  # pages reserved under an earlier epoch are gone
-    created_at_ns: int  # wall clock, information only
+    created_at_ns: int  # wall clock
 
 
 @dataclass

@@ -7,6 +7,7 @@ import io
 import json
 import queue
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvwarehouse.config import Config
 from kvwarehouse.daemon import event_stream
 from kvwarehouse.daemon.event_batch import hash_of
 from kvwarehouse.daemon.event_stream import EventStream
-from kvwarehouse.daemon.ledger import NamespaceRecord
+from kvwarehouse.daemon.ledger import Ledger, NamespaceRecord
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import CapacityError, TransportError
 from kvwarehouse.types import Namespace
@@ -64,17 +65,18 @@ class ScriptedFeed:
         self.closed = True
 
 
+SPACE = Namespace(model="m", weights="w", dtype="f", layout="t/1", page_tokens=4, page_bytes=64)
+
+
 class ScriptedWarehouse:
     def __init__(self) -> None:
+        self.known = [NamespaceRecord(0, SPACE, 0, 0)]
         self.feeds: list[ScriptedFeed] = []
         self.refusals = 0
         self.begins: list[Any] = [CLEARED, stored(1), stored(2), SYNCED]
 
     def namespaces(self) -> list[NamespaceRecord]:
-        space = Namespace(
-            model="m", weights="w", dtype="f", layout="t/1", page_tokens=4, page_bytes=64
-        )
-        return [NamespaceRecord(0, space, 0, 0)]
+        return self.known
 
     def listen(self, listener: Any) -> None:
         pass
@@ -89,8 +91,10 @@ class ScriptedWarehouse:
 
 
 class Rig:
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.warehouse = ScriptedWarehouse()
+    def __init__(
+        self, folder: Path, warehouse: ScriptedWarehouse | None = None, **settings: Any
+    ) -> None:
+        self.warehouse = warehouse or ScriptedWarehouse()
         self.said = io.StringIO()
         self.endpoints = (f"ipc://{folder}/e", f"ipc://{folder}/r")
         config = Config(kv_events=self.endpoints[0], kv_events_replay=self.endpoints[1], **settings)
@@ -230,3 +234,26 @@ def test_end_of_the_stream_closes_its_feed_and_sockets(rig: Rig) -> None:
     again.start()
     rig.knows(1, 2)
     again.stop()
+
+
+def test_stream_goes_on_with_the_namespace_registered_last_after_another_was_forgotten(
+    tmp_path: Path,
+) -> None:
+    """Incident: the last one had got the number of the one forgotten, and after the restart the
+    stream was of the one before it."""
+    ledger = Ledger([str(tmp_path)], b"w" * 16, Log("json", io.StringIO()), expected=False)
+    try:
+        spaces = [replace(SPACE, model=model) for model in "abc"]
+        for number, space in enumerate(spaces):
+            ledger.add(replace(ledger.propose(space), created_at_ns=number))
+        ledger.forget([spaces[0].id])
+        warehouse = ScriptedWarehouse()
+        warehouse.known = ledger.namespaces()
+    finally:
+        ledger.close()
+    rig = Rig(tmp_path, warehouse)
+    try:
+        rig.stream.start()
+        assert rig.stream.status().namespace_id == spaces[2].id.hex()
+    finally:
+        rig.close()
