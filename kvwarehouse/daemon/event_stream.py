@@ -27,10 +27,12 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
+from kvwarehouse.daemon import directories
 from kvwarehouse.daemon.event_batch import (
     EventBatch,
     EventBatches,
@@ -39,6 +41,7 @@ from kvwarehouse.daemon.event_batch import (
     empty_batch,
 )
 from kvwarehouse.daemon.gate import Gate
+from kvwarehouse.daemon.ipc_file import IpcFile
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import TransportError, WarehouseError
@@ -89,14 +92,16 @@ class EventStream:
         self._counts = status_pb2.KvEventsStatus()
         self._context = zmq.Context()
         self._gates: list[Gate] = []
+        self._prepare = partial(directories.prepare_for_socket, config.socket)
         try:
-            self._publisher = self._bound(
+            self._publisher, self._publisher_file = self._bound(
                 zmq.PUB, QUEUED_MESSAGES, config.kv_events, config.socket + ".kve"
             )
             self._router: Any = None
+            self._router_file: IpcFile | None = None
             if config.kv_events_replay:
                 inner = config.socket + ".kvr"
-                self._router = self._bound(
+                self._router, self._router_file = self._bound(
                     zmq.ROUTER, QUEUED_ANSWERS, config.kv_events_replay, inner
                 )
         except TransportError:
@@ -164,15 +169,25 @@ class EventStream:
             status.namespace_id = self._chosen.space.id.hex() if self._chosen else ""
         return status
 
-    def _bound(self, kind: int, queued: int, endpoint: str, inner: str) -> Any:
+    @property
+    def unreachable(self) -> str:
+        """Why new subscribers do not get in, "" where they do."""
+        files = (self._publisher_file, self._router_file)
+        return "; ".join(file.problem for file in files if file is not None and file.problem)
+
+    def _bound(self, kind: int, queued: int, endpoint: str, inner: str) -> tuple[Any, IpcFile]:
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.SNDHWM, queued)
         made.setsockopt(zmq.MAXMSGSIZE, _HEARD_BYTES)
         made.setsockopt(zmq.HANDSHAKE_IVL, _GREETING_MS)
         address = endpoint.removeprefix("tcp://")
+        if address == endpoint:
+            file = IpcFile(endpoint.removeprefix("ipc://"), lambda: None, self._log)
+        else:
+            file = IpcFile(inner, self._prepare, self._log)
         try:
-            made.bind(endpoint if address == endpoint else f"ipc://{inner}")
+            file.bind(made)
             if address != endpoint:
                 self._gates.append(Gate(address, inner))
         except (OSError, zmq.ZMQError) as error:
@@ -183,7 +198,7 @@ class EventStream:
                 retryable=False,
                 context={"address": endpoint},
             ) from error
-        return made
+        return made, file
 
     def _count(self, **by: int) -> None:
         """By fields of KvEventsStatus."""
@@ -196,6 +211,7 @@ class EventStream:
     def _publish_all(self) -> None:
         said_at = time.monotonic()
         while not self._stopping.is_set():
+            self._publisher_file.look(self._publisher)
             try:
                 published = self._publish_some()
             except WarehouseError as error:
@@ -272,7 +288,9 @@ class EventStream:
         self._router.setsockopt(zmq.SNDTIMEO, int(_SEND_S * 1000))
         # Who does not read is told nothing more, rather than a part of it.
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        assert self._router_file is not None
         while not self._stopping.is_set():
+            self._router_file.look(self._router)
             try:
                 frames = self._router.recv_multipart()
             except zmq.Again:

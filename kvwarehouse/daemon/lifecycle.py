@@ -99,6 +99,7 @@ class Daemon:
         self._path_watch: PathWatch | None = None
         self._watchdog = Watchdog(log)
         self._failure: StorageError | None = None
+        self._unheard: Callable[[], str] = lambda: ""  # why subscribers of KV events do not get in
         self._wait: _Wait | None = None
 
     def request_stop(self, why: str = "stop") -> None:
@@ -201,7 +202,7 @@ class Daemon:
         self._start_core()
         self._open_service(stack, servers, ledger)
         self._open_remote(stack)
-        self._path_watch = PathWatch(config, log, self._core, servers)
+        self._path_watch = PathWatch(config, log, self._core, servers, self._unheard)
         stack.callback(self._path_watch.close)
         self._snapshots.path_watch = self._path_watch
 
@@ -379,6 +380,7 @@ class Daemon:
         stream.start()
 
     def _open_remote(self, stack: ExitStack) -> None:
+        self._unheard = lambda: stream.unreachable
         if not self._config.remote:
             return
         from kvwarehouse.daemon.remote_tier import RemoteTier

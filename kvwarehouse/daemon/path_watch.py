@@ -26,8 +26,16 @@ _ARENA_FILES: Final = ("arena", "slots", "index.*", "control")
 class PathWatch:
     """`unreachable`: why new clients do not get in, "" where they do."""
 
-    def __init__(self, config: Config, log: Log, core: Any, servers: Servers) -> None:
-        """Once everything is there. What is not is not looked for."""
+    def __init__(
+        self,
+        config: Config,
+        log: Log,
+        core: Any,
+        servers: Servers,
+        unheard: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Once everything is there. What is not is not looked for. `unheard`: why new subscribers
+        of KV events do not get in, whose sockets the threads of the stream put back."""
         self._config, self._log = config, log
         arena = config.arena_dir
         self._sockets: dict[str, Callable[[], None]] = {
@@ -46,13 +54,14 @@ class PathWatch:
         self._kept = {path: (what, file_at(path)) for path, what in kept.items() if file_at(path)}
         self._seen = {path: file_at(path) for path in self._sockets}
         self._owned: list[directories.Ownership] = []
+        self._unheard = unheard
         self.unreachable = ""
         self._lost = ""
 
     @property
     def reason(self) -> str:
         """What is gone and was not put back, and what follows; "" for nothing."""
-        return "; ".join(filter(None, (self.unreachable, self._lost)))
+        return "; ".join(filter(None, (self.unreachable, self._unheard(), self._lost)))
 
     def close(self) -> None:
         for each in self._owned:

@@ -6,14 +6,17 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
 from testkit.known_prompt import KnownPrompt
+from testkit.kv_subscriber import KvSubscriber
 from testkit.remote_host import TakenFolder
 
 BEFORE, AFTER = (KnownPrompt(model, pages=12, page_bytes=20_000) for model in ("before", "after"))
@@ -181,3 +184,65 @@ def test_arena_directory_that_cannot_be_put_back_is_not_ready_until_it_can(
         assert BEFORE.load(client) == BEFORE.pages
     assert readiness(serving, "/healthz")[0] == 200
     assert serving.metrics()["kvwarehouse_paths_lost"] == 1, "DRAM's pages end with this daemon"
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_sockets_of_kv_events_that_were_removed_are_bound_again(
+    tmp_path: Path, transport: str
+) -> None:
+    """Incident: each new subscriber was accepted and cut, for ever, and every light was green."""
+    if transport == "tcp":  # behind it are sockets of the daemon's own
+        endpoints = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    else:
+        endpoints = [f"ipc://{tmp_path}/{name}" for name in ("events", "replay")]
+    with (
+        Serving(
+            tmp_path, dram="16MiB", kv_events=endpoints[0], kv_events_replay=endpoints[1]
+        ) as serving,
+        serving.connect() as client,
+    ):
+        names = (serving.socket + ".kve", serving.socket + ".kvr")
+        if transport == "ipc":
+            names = tuple(each.removeprefix("ipc://") for each in endpoints)
+        paths = [Path(name) for name in names]
+        BEFORE.store_whole(client)
+        for times in (1, 2):
+            for path in paths:
+                path.unlink()
+            due = 2 * times
+            eventually(lambda due=due: len(serving.events("path_restored")) == due, "both are said")
+            assert all(path.is_socket() for path in paths)
+            with KvSubscriber(*endpoints) as subscriber:
+                eventually(partial(hears_all, subscriber), "a new subscriber hears all")
+                assert not subscriber.problems
+            assert client.status()["service"]["paths_reason"] == ""
+
+
+def hears_all(subscriber: KvSubscriber) -> bool:
+    """Of what was stored before."""
+    subscriber.read()
+    return len(subscriber.blocks) == BEFORE.pages
+
+
+def test_socket_of_kv_events_that_cannot_be_bound_again_is_said_until_it_can(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "events"
+    folder.mkdir()
+    endpoint = f"ipc://{folder}/e"
+    with (
+        Serving(tmp_path / "disk", dram="16MiB", kv_events=endpoint) as serving,
+        serving.connect() as client,
+    ):
+
+        def reason() -> str:
+            return str(client.status()["service"]["paths_reason"])
+
+        remove(folder)
+        eventually(lambda: "no new subscriber gets in" in reason(), "the status says so")
+        assert str(folder) in reason()
+        assert [event["level"] for event in serving.events("path_not_restored")] == ["error"]
+        assert readiness(serving)[0] == 200  # clients get in
+        folder.mkdir()
+        eventually(lambda: not reason(), "it is there again")
+        assert (folder / "e").is_socket()
