@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kvwarehouse.addresses import is_loopback, split_address
@@ -27,6 +28,7 @@ from kvwarehouse.daemon.health import DaemonState, Health, Lifecycle
 from kvwarehouse.daemon.http import HttpServer, StatusPages
 from kvwarehouse.daemon.interceptors import CallInterceptor
 from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.ledger_work import LedgerWork
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.path_watch import PathWatch
 from kvwarehouse.daemon.problems import LOOK_EVERY_S
@@ -97,9 +99,10 @@ class Daemon:
         self._warehouse: DaemonWarehouse | None = None
         self._clears: RemoteClears | None = None  # with a remote tier
         self._path_watch: PathWatch | None = None
+        self._unheard: Callable[[], str] = lambda: ""  # why subscribers of KV events do not get in
+        self._ledger_work = LedgerWork()
         self._watchdog = Watchdog(log)
         self._failure: StorageError | None = None
-        self._unheard: Callable[[], str] = lambda: ""  # why subscribers of KV events do not get in
         self._wait: _Wait | None = None
 
     def request_stop(self, why: str = "stop") -> None:
@@ -288,6 +291,7 @@ class Daemon:
                     answer_s=config.nvme_answer_s,
                 )
             opened.callback(ledger.close)
+            opened.callback(self._ledger_work.wait, config.nvme_answer_s)
             if config.remote:
                 from kvwarehouse.daemon.remote_clears import RemoteClears
 
@@ -377,10 +381,10 @@ class Daemon:
         stream = EventStream(self._config, self._warehouse, self._log)
         stack.callback(stream.stop)
         self._snapshots.kv_events = stream.status
+        self._unheard = lambda: stream.unreachable
         stream.start()
 
     def _open_remote(self, stack: ExitStack) -> None:
-        self._unheard = lambda: stream.unreachable
         if not self._config.remote:
             return
         from kvwarehouse.daemon.remote_tier import RemoteTier
@@ -414,7 +418,11 @@ class Daemon:
             self._reload()
             self._watch_core(self._drain_events)
             assert self._warehouse is not None
-            self._watch_core(self._warehouse.bury_quarantined)
+            if time.monotonic() >= tombstones_at and not self._ledger_work.is_busy:
+                self._watch_core(partial(self._have_written, self._warehouse.tend_tombstones))
+                tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
+            if not self._ledger_work.is_busy:
+                self._watch_core(partial(self._have_written, self._warehouse.take_quarantined))
             if not self._live_problem():
                 self._manager.alive()
             self._refusals.look()
@@ -422,9 +430,6 @@ class Daemon:
             self._log.tell()
             assert self._path_watch is not None
             self._path_watch.look()
-            if time.monotonic() >= tombstones_at:
-                self._watch_core(self._warehouse.tend_tombstones)
-                tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
             if time.monotonic() >= problems_at:
                 self._watch_core(self._snapshots.take)
                 problems_at = time.monotonic() + LOOK_EVERY_S
@@ -447,6 +452,11 @@ class Daemon:
             self._manager.reloading()
             self._credentials.reload()
             self._manager.reloaded()
+
+    def _have_written(self, ask: Callable[[], Callable[[], object] | None]) -> None:
+        """What the core says to `ask`: that is its answer, and a disk that keeps the ledger waiting
+        is no silence of it."""
+        self._ledger_work.begin(ask())
 
     def _drain_events(self) -> None:
         events = self._core.events()

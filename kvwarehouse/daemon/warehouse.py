@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kvwarehouse.daemon.deadline import Deadline
@@ -436,11 +437,18 @@ class DaemonWarehouse:
     def miss_ratio(self, ordinal: int) -> dict[str, Any]:
         return self._core.miss_ratio(ordinal)
 
+    def take_quarantined(self) -> Callable[[], object] | None:
+        """Asks the core for the records that it did not believe, or that left while reclaim moved
+        them, and returns what writes their tombstones, so that no restart finds them again: that
+        waits for the ledger's disk. None: there are none. Call now and then; what a crash forgets
+        is found, and quarantined, again."""
+        graves = self._core.take_tombstones()
+        return partial(self._bury, graves) if graves else None
+
     def bury_quarantined(self) -> None:
-        """Tombstones for the records that the core did not believe, or that left while reclaim
-        moved them: no restart finds them again.
-        Call now and then; what a crash forgets is found, and quarantined, again."""
-        self._bury(self._core.take_tombstones())
+        """Both, at once."""
+        if write := self.take_quarantined():
+            write()
 
     def stop(self) -> None:
         """Ends the core, and keeps what it knew last."""
@@ -464,12 +472,17 @@ class DaemonWarehouse:
     def core_status(self) -> status_pb2.CoreStatus:
         return fill(status_pb2.CoreStatus(), self._core.status())
 
-    def tend_tombstones(self) -> None:
-        """Drops those of what no segment holds, keeps the noted end of the log ahead of it, and
-        writes what a full disk has missed."""
-        if oldest := self.core_status().tiers.nvme.oldest_position:
+    def tend_tombstones(self) -> Callable[[], object]:
+        """Asks the core how far its log reaches, and returns what drops the tombstones of what no
+        segment holds, keeps the noted end of the log ahead of it, and writes what a full disk has
+        missed: that waits for the ledger's disk."""
+        oldest = self.core_status().tiers.nvme.oldest_position
+        return partial(self._tend, oldest, self._core.log_end())
+
+    def _tend(self, oldest: int, log_end: int) -> None:
+        if oldest:
             self._ledger.prune(oldest)
-        self._ledger.keep_ahead(self._core.log_end())
+        self._ledger.keep_ahead(log_end)
         self._ledger.heal()
 
 

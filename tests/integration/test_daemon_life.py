@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from kvwarehouse.daemon.ledger import LOST
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.repeats import BURST, TOLD_EVERY_S
 from kvwarehouse.wire import warehouse_pb2 as pb
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from testkit import fake_engine
 from testkit.served import Served
 
@@ -477,6 +478,45 @@ def test_core_that_does_not_answer_is_logged_once_and_shown(
         daemon._watch_core(daemon._drain_events)
         assert served.get("/readyz")[0] == 200
     assert len(served.events("core_unresponsive")) == 1
+
+
+@pytest.mark.parametrize("work", ["quarantined", "tended"])
+def test_ledger_s_disk_that_keeps_it_waiting_is_no_silence_of_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """Incident: after 15 s of such a disk /readyz said that the core was silent, after 60 s so did
+    /healthz, and systemd ended the daemon."""
+    monkeypatch.setattr(lifecycle, "_EVENTS_EVERY_S", 0.01)
+    monkeypatch.setattr(lifecycle, "_TOMBSTONES_EVERY_S", 0.01)
+    asked, answers, alive = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def keep_waiting(call: Any) -> Any:
+        asked.set()
+        assert answers.wait(DEADLINE_S)
+        return call()
+
+    with Served(tmp_path) as served:
+        daemon = served._daemon
+        assert daemon._warehouse is not None
+        ledger = daemon._warehouse._ledger
+        for calls in ledger.calls.values():
+            monkeypatch.setattr(calls, "wait_for", keep_waiting)
+        monkeypatch.setattr(daemon._manager, "alive", alive.release)
+        if work == "tended":
+            served.core.end = 1
+        else:
+            served.core.graves.append((b"a" * 16, 7))
+        assert asked.wait(DEADLINE_S)
+        served.core.graves.append((b"b" * 16, 8))  # kept until the ledger can take it
+        daemon._answered_at -= 1000
+        eventually(lambda: served.get("/readyz")[0] == 200, "the core answers")
+        while alive.acquire(blocking=False):
+            pass
+        assert alive.acquire(timeout=DEADLINE_S)
+        assert not answers.is_set()
+        answers.set()
+        eventually(lambda: (b"b" * 16, 8) in ledger.tombstones(), "the ledger has both")
+        assert (work == "tended") == ((b"a" * 16, 7) not in ledger.tombstones())
 
 
 def test_problem_s_age_begins_though_nobody_asks(

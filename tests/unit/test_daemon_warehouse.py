@@ -112,7 +112,7 @@ def test_noted_end_of_the_log_stays_ahead_of_it_while_it_is_written(ledger: Ledg
     warehouse = DaemonWarehouse(core, ledger, Log("json", io.StringIO()))
     core.end = 1
     for _ in range(20):
-        warehouse.tend_tombstones()
+        warehouse.tend_tombstones()()
         core.end += LOG_AHEAD // 4
         assert ledger.log_end >= core.end
     assert ledger.log_end < core.end + 2 * LOG_AHEAD
