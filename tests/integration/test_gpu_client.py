@@ -87,6 +87,25 @@ def test_array_of_a_device_is_refused_when_its_type_order_or_rights_do_not_fit(
             ns.load(prompt(1), array)
 
 
+def test_single_row_of_a_device_is_refused_when_its_bytes_are_apart(
+    device: ModelDevice, ns: Any
+) -> None:
+    # Such a row was taken for contiguous: wrong bytes were stored, and a load wrote beside the
+    # page.
+    tokens, data = prompt(1)[: SPACE.page_tokens], noise(1, pages=2)
+    array = device.array(data)
+    array.interface["shape"] = (1, PAGE_BYTES)
+    array.interface["strides"] = (2 * PAGE_BYTES, 2)
+    for call in (ns.store, ns.load):
+        with pytest.raises(kvw.UsageError, match="copy it first") as refused:
+            call(tokens, array)
+        assert refused.value.code == "bad_pages"
+    array.interface["strides"] = (2 * PAGE_BYTES, 1)  # a row has no next one
+    assert ns.store(tokens, array).stored == 1
+    assert ns.load(tokens, array) == 1
+    assert (device.read(array)[0] == data[0]).all()
+
+
 def test_arena_that_the_driver_does_not_register_is_told_once(
     device: ModelDevice, ns: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

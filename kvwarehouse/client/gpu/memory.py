@@ -103,12 +103,20 @@ def device_rows(array: Any, page_bytes: int | None, *, writable: bool) -> Device
         )
     if len(shape) != 2 or (page_bytes is not None and shape[1] != page_bytes):
         raise _bad(f"pages has shape {shape}; expected {expected}")
-    if strides is not None and shape[0] > 1 and tuple(strides) != (shape[1], 1):
+    if strides is not None and not _contiguous(shape, strides):
         raise _bad(f"pages has strides {tuple(strides)}; expected {expected} (copy it first)")
     address, read_only = interface["data"]
     if writable and read_only:
         raise _bad(f"pages is read-only and the load writes to it; expected {expected}")
     return DeviceRows(int(address), int(shape[0]), int(shape[1]))
+
+
+def _contiguous(shape: tuple[int, ...], strides: Any) -> bool:
+    """Rows of bytes one behind another; the stride of an axis of one element says nothing."""
+    rows, width = shape
+    if rows == 0:
+        return True
+    return (rows == 1 or strides[0] == width) and (width == 1 or strides[1] == 1)
 
 
 def event_of(event: Any) -> int:
