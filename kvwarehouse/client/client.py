@@ -179,7 +179,10 @@ class Client:
         return self._channel.stream(admin.check(space, repair=repair))
 
     def close(self) -> None:
-        """Ends the session: pins go, calls under way fail. More than once is once."""
+        """Ends the session: pins go, calls under way fail. More than once is once, and nothing in a
+        forked child."""
+        if self._channel.endpoint.forked:
+            return
         with self._lock:
             already, self._closed = self._closed, True
         if not already:

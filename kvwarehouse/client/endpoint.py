@@ -359,8 +359,14 @@ class Endpoint:
             return None
         return grpc.ssl_channel_credentials(None if tls is True else _pem(tls))
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child, forked off the process that may use it. Asked before any lock is
+        taken: a thread of the parent's may have held it, and nobody gives it back in the child."""
+        return os.getpid() != self.pid
+
     def refuse_forked(self) -> None:
-        if os.getpid() != self.pid:
+        if self.forked:
             raise forked()
 
     def explained(self, error: grpc.RpcError) -> WarehouseError:

@@ -7,7 +7,6 @@ Thread-safe. A channel does not survive a fork: in a child, calls raise Transpor
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -66,10 +65,13 @@ class Channel:
         return self.endpoint.timeout_s
 
     def close(self) -> None:
+        """Nothing in a forked child."""
+        if self.endpoint.forked:
+            return
         with self._lock:
             self._closed = True
             channel, self._channel = self._channel, None
-        if channel is not None and os.getpid() == self.endpoint.pid:
+        if channel is not None:
             channel.close()
 
     def ask(self, call: Call[_A, _T]) -> _T:

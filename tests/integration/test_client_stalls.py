@@ -168,6 +168,39 @@ def test_forked_child_is_refused_and_its_parent_goes_on(daemon: PrivateDaemon) -
     assert done.returncode == 0, done.stderr
 
 
+CLOSING = """
+import os, signal, sys
+import kvwarehouse as kvw
+client = kvw.connect(sys.argv[1])
+client.status()
+# As other threads may hold them when the process forks.
+with client._lock, client._channel._lock:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(sys.argv[2]))  # ends it where it hangs
+        client.close()
+        os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status == 0, f"closing the child's client ended with {status}"
+assert client.status()["state"] == "serving"
+client.close()
+"""
+
+
+def test_forked_child_closes_its_client_when_a_thread_held_its_locks(
+    daemon: PrivateDaemon,
+) -> None:
+    """Incident: a child forked beside threads that used the client hung in close() for ever."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-P", "-c", CLOSING, daemon.address, str(WAIT_S)],
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.concurrency
 def test_threads_that_share_a_client_load_what_each_of_them_stored(
     daemon: PrivateDaemon, seed: int
