@@ -24,8 +24,10 @@ class PrivateFolder:
 
     def __init__(self, dram_bytes: int) -> None:
         """`dram_bytes`: what the arena in it will take."""
+        # All before one is chosen: what was left in tmpfs may be why it has no room.
+        for each in (_SHARED_MEMORY, tempfile.gettempdir()):
+            sweep(Path(each))
         base = _base(dram_bytes)
-        sweep(Path(base))
         new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX, dir=base))
         self._lock = hold(new / _LOCK)
         # Only now does it have a name that others sweep.

@@ -128,9 +128,11 @@ class PrivateDaemon:
 
     def __exit__(self, *error: object) -> None:
         # No flush for an arena that goes away; an NVMe tier of the caller's is flushed.
-        if self._process is not None and self._settings.get("nvme_dir") and not self._forked:
-            self.stop()
-        self.remove()
+        try:
+            if self._process is not None and self._settings.get("nvme_dir") and not self._forked:
+                self.stop()
+        finally:
+            self.remove()
 
     def _spawn(self, answer: int) -> subprocess.Popen[bytes]:
         # As a configuration file, because there an unknown setting is refused.

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,23 @@ def test_private_daemon_ends_and_cleans_up_when_its_parent_is_killed() -> None:
     parent.wait(WAIT_S)
     wait_for_end(int(pid))
     assert not Path(folder).exists()
+
+
+def test_private_daemon_is_gone_when_its_stop_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    block = ExitStack()
+    settings = {"dram": "64MiB", "nvme_dir": str(tmp_path), "nvme_capacity": "1GiB"}
+    daemon = block.enter_context(PrivateDaemon(settings))
+    pid, folder = daemon.pid, daemon.log_path.parent
+    monkeypatch.setattr(daemon, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        block.close()
+    wait_for_end(pid)
+    assert not folder.exists()
 
 
 FORKING = """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,9 +14,21 @@ from kvwarehouse.embedded.folder import PrivateFolder, hold, sweep
 
 
 @pytest.fixture(autouse=True)
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(folders, "_SHARED_MEMORY", str(tmp_path))
-    return tmp_path
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of the system's temporary directory."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(disk))
+    return disk
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of tmpfs."""
+    base = tmp_path / "shm"
+    base.mkdir()
+    monkeypatch.setattr(folders, "_SHARED_MEMORY", str(base))
+    return base
 
 
 def test_folder_is_its_owners_alone_and_gone_after_removal(base: Path) -> None:
@@ -59,12 +72,37 @@ def test_folder_of_a_killed_owner_is_swept_by_the_next(base: Path) -> None:
     folder.remove()
 
 
-def test_folder_is_on_disk_when_tmpfs_has_no_room(
-    base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+def test_arena_of_a_killed_owner_makes_room_for_the_next_when_it_fills_tmpfs(
+    base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Incident: the next owner found no room in tmpfs, went to the disk and swept that alone, as
+    all after it did."""
+    left = PrivateFolder(1 << 20)
+    os.close(left._lock)
+    left._lock = -1
+
+    def usage(path: str) -> SimpleNamespace:
+        assert path == str(base)
+        return SimpleNamespace(free=0 if left.path.exists() else 1 << 40)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    folder = PrivateFolder(1 << 20)
+    assert list(base.iterdir()) == [folder.path]
+    folder.remove()
+
+
+def test_folder_of_a_killed_owner_is_swept_on_disk_when_the_next_is_in_tmpfs(disk: Path) -> None:
+    left = PrivateFolder(1 << 60)
+    assert left.path.parent == disk
+    os.close(left._lock)
+    left._lock = -1
+    folder = PrivateFolder(1 << 20)
+    assert list(disk.iterdir()) == []
+    folder.remove()
+
+
+def test_folder_is_on_disk_when_tmpfs_has_no_room(disk: Path) -> None:
     """Containers commonly have 64 MiB of /dev/shm."""
-    disk = tmp_path_factory.mktemp("disk")
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(disk))
     folder = PrivateFolder(1 << 60)
     assert folder.path.parent == disk
     folder.remove()
