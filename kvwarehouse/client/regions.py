@@ -31,6 +31,8 @@ class Regions:
     """Bytes of each."""
     place: Place | None = None
     """Where they are in the memory of a GPU; None in host memory."""
+    writable: bool = True
+    """Whether a load may write to them."""
 
     def __init__(self, count: int, page_bytes: int) -> None:
         self.count = count
@@ -40,6 +42,7 @@ class Regions:
     def rows(array: Any, *, writable: bool) -> Regions:
         """One page a row of `array`: uint8 (n, page_bytes), C-contiguous, in host memory, or on a
         GPU where it has `__cuda_array_interface__` (torch, CuPy); see on_device for its stream.
+        writable=False: for stores; a load into them is a UsageError (code "read_only_buffer").
 
         Raises UsageError (code "bad_pages") naming what was expected and what was given."""
         return rows_of(array, None, writable=writable)
@@ -156,6 +159,7 @@ def rows_of(array: Any, page_bytes: int | None, *, writable: bool) -> Regions:
         [rows.page_bytes],
         np.arange(rows.count, dtype=np.int64).reshape(-1, 1),
     )
+    made.writable = writable
     return made.on_device()
 
 
@@ -165,17 +169,17 @@ class RowRegions(Regions):
     def __init__(self, array: NDArray[np.uint8], writable: bool) -> None:
         super().__init__(*array.shape)
         self._array = array
-        self._writable = writable
+        self.writable = writable
 
     def part(self, first: int, pages: int) -> Self:
         if pages == self.count:
             return self
-        return type(self)(self._array[first : first + pages], self._writable)
+        return type(self)(self._array[first : first + pages], self.writable)
 
     def native(self) -> core.Regions:
         from kvwarehouse import core
 
-        return core.Regions.pages(self._array, self._writable)
+        return core.Regions.pages(self._array, self.writable)
 
     def flat(self) -> memoryview | None:
         return self._array.reshape(-1).data
@@ -242,7 +246,7 @@ class StridedRegions(Regions):
 
     def _with(self, blocks: NDArray[np.int64]) -> Self:
         made = type(self)(self._owners, self._bases, self._strides, self._piece_bytes, blocks)
-        made.place = self.place
+        made.place, made.writable = self.place, self.writable
         return made
 
     def native(self) -> core.Regions:

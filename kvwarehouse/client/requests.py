@@ -202,7 +202,8 @@ def _index(name: str, value: int, largest: int, why: str) -> int:
 
 
 def _checked_regions(space: Namespace, pages: Any, name: str, *, writable: bool) -> Regions:
-    """Raises UsageError (code "bad_pages")."""
+    """Raises UsageError (code "bad_pages"); "read_only_buffer" of Regions that the call may not
+    write to."""
     if pages is None:
         raise UsageError(
             f"{name} is missing; pass uint8 (n, {space.page_bytes}) or Regions", code="bad_pages"
@@ -213,6 +214,12 @@ def _checked_regions(space: Namespace, pages: Any, name: str, *, writable: bool)
         raise UsageError(
             f"{name} has pages of {pages.page_bytes} bytes; expected {space.page_bytes}",
             code="bad_pages",
+        )
+    if writable and not pages.writable:
+        raise UsageError(
+            f"{name} is read-only and the load writes to it; make it by Regions.rows(array,"
+            " writable=True)",
+            code="read_only_buffer",
         )
     return pages.behind_streams()
 

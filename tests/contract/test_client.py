@@ -181,6 +181,22 @@ def test_pages_are_gathered_from_and_scattered_to_pieces(
         assert not np.delete(layer, used, axis=0).any()
 
 
+def test_load_into_regions_is_refused_when_they_are_not_writable(
+    ns: OpenNamespace, pages: Any
+) -> None:
+    """Over gRPC it overwrote the array that the caller had protected, or was a TypeError."""
+    given = Regions.rows(pages, writable=False)
+    assert ns.store(TOKENS, given).stored == 10
+    frozen = empty(10)
+    frozen.flags.writeable = False
+    kept = empty(10)
+    for array in (frozen, kept):
+        with pytest.raises(UsageError, match="read-only") as caught:
+            ns.load(TOKENS, Regions.rows(array, writable=False))
+        assert caught.value.code == "read_only_buffer"
+        assert np.array_equal(array, empty(10))
+
+
 @pytest.mark.parametrize(
     "tokens", [tuple(TOKENS), range(100, 140), np.array(TOKENS), np.array(TOKENS, np.uint16)]
 )

@@ -83,6 +83,16 @@ class DeviceSuite:
         assert ns.load(prompt(3), on_host) == PAGES
         assert (on_host == data).all()
 
+    def test_load_into_rows_is_refused_when_they_are_not_writable(
+        self, device: Any, ns: Any
+    ) -> None:
+        array = device.array(noise(4))
+        rows = kvw.Regions.rows(array, writable=False)
+        assert ns.store(prompt(4), rows).stored == PAGES
+        with pytest.raises(kvw.UsageError, match="read-only") as refused:
+            ns.load(prompt(4), rows)
+        assert refused.value.code == "read_only_buffer"
+
     def test_store_waits_for_the_event_that_it_is_given(self, device: Any, ns: Any) -> None:
         for round_number in range(5):
             data = noise(10 + round_number)
