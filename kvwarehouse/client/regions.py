@@ -218,9 +218,11 @@ class StridedRegions(Regions):
     def on_device(self, ordinal: int | None = None, *, after: Any = None) -> StridedRegions:
         from kvwarehouse import core
 
-        if ordinal is None:
-            ordinal = core.device_of(int(self._bases[0]))
         event = event_of(after)
+        if ordinal is None:
+            if not self.count:
+                return self  # an array without rows has no memory, so no device has its address
+            ordinal = core.device_of(int(self._bases[0]))
         return self._placed(Place(int(ordinal), (event,) if event else ()), after)
 
     def behind_streams(self) -> Self:

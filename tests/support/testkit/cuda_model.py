@@ -137,8 +137,11 @@ class ModelDevice:
         return int(self._cuda.kvw_model_count(name.encode()))
 
     def array(self, data: NDArray[np.uint8]) -> ModelArray:
-        """Device memory with these bytes, at once."""
+        """Device memory with these bytes, at once; address 0 where there are none, as frameworks
+        say it."""
         address = ctypes.c_uint64()
+        if not data.nbytes:
+            return ModelArray(0, (data.shape[0], data.shape[1]))
         self._check(self._cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(data.nbytes)))
         made = ModelArray(address.value, (data.shape[0], data.shape[1]))
         self._cuda.kvw_model_poke(address, data.ctypes.data_as(ctypes.c_void_p), made_bytes(made))

@@ -83,6 +83,14 @@ class DeviceSuite:
         assert ns.load(prompt(3), on_host) == PAGES
         assert (on_host == data).all()
 
+    def test_no_rows_are_no_pages_as_in_host_memory(self, device: Any, ns: Any) -> None:
+        none = device.array(noise(5, pages=0))
+        assert ns.load(prompt(5), none) == 0
+        assert ns.store([], none).stored == 0
+        other = device.array(noise(5))
+        event = device.queue_fill(other, noise(6))
+        assert ns.load(prompt(5), kvw.Regions.rows(none, writable=True).on_device(after=event)) == 0
+
     def test_load_into_rows_is_refused_when_they_are_not_writable(
         self, device: Any, ns: Any
     ) -> None:
