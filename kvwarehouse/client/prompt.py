@@ -11,8 +11,8 @@ from __future__ import annotations
 import array
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from operator import attrgetter, index
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import MAX_TOKEN, KeyRun, Namespace
 from kvwarehouse.wire import MAX_KEY_BYTES, MAX_KEYS, MAX_TOKENS
+
+_NO_INTEGER: Final = (TypeError, ValueError, RuntimeError)
+"""What __index__ raises of what is no integer: arrays of several, torch's tensors without data."""
 
 
 class Prefix(NamedTuple):
@@ -96,17 +99,23 @@ def _from_sequence(tokens: Sequence[Any]) -> NDArray[Any]:
     try:
         if tokens and bool not in set(map(type, tokens)):
             return np.frombuffer(array.array("I", tokens), np.uint32)
-    except (TypeError, OverflowError, ValueError):
+    except (OverflowError, *_NO_INTEGER):
         pass
-    for place, token in enumerate(tokens):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise _bad_tokens(
-                f"tokens[{place}] = {token!r} is of type {type(token).__name__}; pass integers",
-                place,
-            )
-        if not 0 <= token.__index__() <= MAX_TOKEN:
-            raise _out_of_range(place, token)
-    return np.array([token.__index__() for token in tokens], np.uint32)
+    return np.array([_checked_token(place, token) for place, token in enumerate(tokens)], np.uint32)
+
+
+def _checked_token(place: int, token: Any) -> int:
+    try:
+        number = None if isinstance(token, bool) else index(token)
+    except _NO_INTEGER:
+        number = None
+    if number is None:
+        raise _bad_tokens(
+            f"tokens[{place}] = {token!r} is of type {type(token).__name__}; pass integers", place
+        )
+    if not 0 <= number <= MAX_TOKEN:
+        raise _out_of_range(place, number)
+    return number
 
 
 def _narrowed(tokens: NDArray[Any]) -> NDArray[np.uint32]:

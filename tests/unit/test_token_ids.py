@@ -16,6 +16,13 @@ from kvwarehouse.errors import UsageError
 LARGEST = 2**32 - 1
 
 
+class Without:
+    """As a tensor of torch that has no data."""
+
+    def __index__(self) -> int:
+        raise RuntimeError("cannot be called on meta tensors")
+
+
 @pytest.mark.parametrize(
     "tokens",
     [
@@ -71,6 +78,9 @@ def test_largest_token_is_taken_and_the_next_is_refused(dtype: Any) -> None:
         ([1, "2"], r"tokens\[1\] = '2'"),
         ([1, -1], r"tokens\[1\] = -1 is out of range"),
         ((1, 2**32), r"tokens\[1\] = 4294967296 is out of range"),
+        ([1, np.array([2, 3])], r"tokens\[1\] = array\(\[2, 3\]\) is of type ndarray"),
+        ([np.array([2])], r"tokens\[0\] = array\(\[2\]\) is of type ndarray"),
+        ([Without()], r"tokens\[0\] = .* is of type Without"),
         ([1, 2**70], r"tokens\[1\] = \d+ is out of range"),
         (range(-1, 3), r"tokens\[0\] = -1"),
         (np.array([1.0]), "float64"),
