@@ -137,8 +137,9 @@ class PrivateDaemon:
     def _spawn(self, answer: int) -> subprocess.Popen[bytes]:
         # As a configuration file, because there an unknown setting is refused.
         file = self._folder.path / "settings.toml"
-        lines = [f"{json.dumps(name)} = {json.dumps(v)}" for name, v in self._settings.items()]
-        file.write_text("\n".join(lines), encoding="utf-8")
+        lines = [f"{_toml(name)} = {_toml(value)}" for name, value in self._settings.items()]
+        # A surrogate, of a path that is no text, is refused where it is read.
+        file.write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
         options = {
             "config": str(file),
             "parent": os.getpid(),
@@ -210,6 +211,12 @@ class PrivateDaemon:
         if self._process is None:
             raise UsageError("the private daemon is not running; start it first", code="stopped")
         return self._process
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it. Its strings are JSON's, but TOML refuses the pair of escapes that
+    JSON may have for one character, and DEL without an escape."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _refused(said: bytes) -> Exception | None:

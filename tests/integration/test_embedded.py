@@ -118,6 +118,22 @@ def test_start_that_crashed_says_how(
     daemon.remove()
 
 
+def test_embedded_daemons_nvme_tier_lies_where_it_is_told_whatever_the_name(
+    tmp_path: Path,
+) -> None:
+    named = tmp_path / 'Käse 🧀 \\ "x"'
+    named.mkdir()
+    with kvw.embedded(dram="64MiB", nvme_dir=named, nvme_capacity="1GiB") as client:
+        assert client.status()["state"] == "serving"
+    assert any(named.iterdir())
+    for wrong, words in (("\x7f", "control characters"), ("\udcff", "not TOML")):
+        with (
+            pytest.raises(kvw.UsageError, match=words),
+            kvw.embedded(dram="64MiB", nvme_dir=tmp_path / wrong, nvme_capacity="1GiB"),
+        ):
+            pass
+
+
 def test_embedded_daemons_nvme_tier_is_kept_for_the_next(tmp_path: Path) -> None:
     pages = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
     out = np.zeros_like(pages)
