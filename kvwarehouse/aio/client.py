@@ -15,10 +15,11 @@ from kvwarehouse.aio.transport import AsyncTransport
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
 from kvwarehouse.client.endpoint import checked_timeout
+from kvwarehouse.client.namespace import ReopenedNamespaces
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.client.transport import no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
-from kvwarehouse.errors import TransportError
+from kvwarehouse.errors import TransportError, WarehouseError
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, ClearedPages, Control, FlushResult, Namespace
 
@@ -33,7 +34,7 @@ class Client:
         self._life = life
         self._channel = channel
         self._transport = transport
-        self._reopened: dict[bytes, Namespace] = {}  # at a new daemon, by refresh
+        self._reopened = ReopenedNamespaces()
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -49,9 +50,10 @@ class Client:
         """As kvwarehouse.Client.open."""
         with self._life:
             await open_namespace(self._channel, self._transport, space)
+        opened = OpenNamespace(space, self._life, self._channel, self._transport, reopen=reopen)
         if reopen:
-            self._reopened[space.id] = space
-        return OpenNamespace(space, self._life, self._channel, self._transport, reopen=reopen)
+            self._reopened.add(opened)
+        return opened
 
     async def refresh(self, timeout_s: float = 1.0) -> bool:
         """As kvwarehouse.Client.refresh, in a thread."""
@@ -64,13 +66,19 @@ class Client:
             if not await memory.refresh(timeout_s):
                 return False
             address = self._channel.address
-            try:
-                for space in list(self._reopened.values()):
-                    if not memory.sees_namespace(space):
-                        left_s = max(0.0, end_s - time.monotonic())
-                        await self._channel.ask(admin.open_namespace(space, address, left_s))
-            except TransportError:
-                return False
+            refused: WarehouseError | None = None
+            for space in self._reopened.spaces():
+                if memory.sees_namespace(space):
+                    continue
+                left_s = max(0.0, end_s - time.monotonic())
+                try:
+                    await self._channel.ask(admin.open_namespace(space, address, left_s))
+                except TransportError:
+                    return False
+                except WarehouseError as error:
+                    refused = refused or error
+            if refused is not None:
+                raise refused
             return True
 
     async def control(self) -> Control:
@@ -97,7 +105,10 @@ class Client:
         forget: bool = False,
     ) -> ClearedPages:
         """As kvwarehouse.Client.clear. Cancelled, it may have been done."""
-        return await self._ask(admin.clear(space, everything=all, forget=forget))
+        cleared = await self._ask(admin.clear(space, everything=all, forget=forget))
+        if forget:
+            self._reopened.forget(space)
+        return cleared
 
     async def evict(
         self, space: Named | OpenNamespace | None, pages: int, tiers: str = "dram"

@@ -13,11 +13,11 @@ from typing import Any, Self
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
 from kvwarehouse.client.endpoint import checked_timeout, closed
-from kvwarehouse.client.namespace import OpenNamespace, open_namespace
+from kvwarehouse.client.namespace import OpenNamespace, ReopenedNamespaces, open_namespace
 from kvwarehouse.client.rpc import Channel
 from kvwarehouse.client.transport import Transport, no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
-from kvwarehouse.errors import TransportError
+from kvwarehouse.errors import TransportError, WarehouseError
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, ClearedPages, Control, FlushResult, Namespace
 
@@ -30,7 +30,7 @@ class Client:
         self._transport = transport
         self._lock = threading.Lock()
         self._closed = False
-        self._reopened: dict[bytes, Namespace] = {}  # at a new daemon, by refresh
+        self._reopened = ReopenedNamespaces()
 
     @property
     def address(self) -> str:
@@ -45,25 +45,28 @@ class Client:
         """`space`, ready for lookup, load and store; the daemon registers it if it is new.
 
         A daemon that took another's place without its ledger does not know `space` any more. It is
-        registered anew by the next call that needs it, or by refresh; with reopen=False by neither:
-        those calls raise UsageError (code "namespace_unknown"), and the caller opens it again.
+        registered anew by the next call that needs it, or by refresh for as long as what is
+        returned is held; with reopen=False by neither: those calls raise UsageError (code
+        "namespace_unknown"), and the caller opens it again.
 
         Raises UsageError where its pages fit no slab of this daemon, TransportError without one."""
         self._check_open()
         open_namespace(self._channel, self._transport, space)
+        opened = OpenNamespace(space, self._channel, self._transport, reopen=reopen)
         if reopen:
-            with self._lock:
-                self._reopened[space.id] = space
-        return OpenNamespace(space, self._channel, self._transport, reopen=reopen)
+            self._reopened.add(opened)
+        return opened
 
     def refresh(self, timeout_s: float = 1.0) -> bool:
         """Finds the daemon again if it was replaced: maps its memory and registers the namespaces
-        that it does not know. Quick where nothing changed. For clients without patience, from a
-        thread that may wait: at most timeout_s, while lookups of other threads go on.
+        that are held open (see `open`) and that it does not know. Quick where nothing changed. For
+        clients without patience, from a thread that may wait: at most timeout_s, while lookups of
+        other threads go on.
 
         Returns whether the client is connected to the daemon that is there now; False where none
         answers in time. While another thread's call waits for the daemon it is True at once, and
-        that call finds out. Raises UsageError (code "unsupported") on a remote client."""
+        that call finds out. Raises UsageError (code "unsupported") on a remote client; and what the
+        daemon refuses a namespace with, once the others are registered."""
         self._check_open()
         timeout_s = checked_timeout(timeout_s)
         memory = self._transport.shared_memory
@@ -72,13 +75,19 @@ class Client:
         end_s = time.monotonic() + timeout_s
         if not memory.refresh(timeout_s):
             return False
-        try:
-            for space in self._spaces():
-                if not memory.sees_namespace(space):
-                    left_s = max(0.0, end_s - time.monotonic())
-                    self._channel.ask(admin.open_namespace(space, self._channel.address, left_s))
-        except TransportError:
-            return False
+        refused: WarehouseError | None = None
+        for space in self._reopened.spaces():
+            if memory.sees_namespace(space):
+                continue
+            left_s = max(0.0, end_s - time.monotonic())
+            try:
+                self._channel.ask(admin.open_namespace(space, self._channel.address, left_s))
+            except TransportError:
+                return False
+            except WarehouseError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
         return True
 
     def control(self) -> Control:
@@ -114,10 +123,14 @@ class Client:
         "no_target") without the one and the other, or with both.
 
         forget: the namespace is no more either (of all: those that nobody stores into or watches),
-        until somebody opens it again. A warehouse has 4,096 of them, and gives the place of one
+        until somebody opens it again, or stores into it; refresh does not bring it back. A
+        warehouse has 4,096 of them, and gives the place of one
         that is empty to a new one by itself. Raises CapacityError (code "namespace_in_use") where
         `space` was cleared and is in use."""
-        return self._channel.ask(admin.clear(space, everything=all, forget=forget))
+        cleared = self._channel.ask(admin.clear(space, everything=all, forget=forget))
+        if forget:
+            self._reopened.forget(space)
+        return cleared
 
     def evict(self, space: Named | OpenNamespace | None, pages: int, tiers: str = "dram") -> int:
         """Takes the coldest `pages` pages (at most 100,000) of `space` (None: of all) out of
@@ -194,10 +207,6 @@ class Client:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _spaces(self) -> list[Namespace]:
-        with self._lock:
-            return list(self._reopened.values())
 
     def _check_open(self) -> None:
         if self._closed:

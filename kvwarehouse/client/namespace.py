@@ -5,8 +5,10 @@ Thread-safe. kvwarehouse/aio/namespace.py is its twin.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,6 +196,32 @@ class OpenNamespace:
             return missed()
         register(self._channel, self._transport, self.space)
         return call(request)
+
+
+class ReopenedNamespaces:
+    """Those that refresh registers at a new daemon: which somebody holds open, of any client, and
+    which were not forgotten since. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: WeakSet[admin.Opened] = WeakSet()
+
+    def add(self, opened: admin.Opened) -> None:
+        with self._lock:
+            self._opened.add(opened)
+
+    def forget(self, space: admin.Named | admin.Opened | None) -> None:
+        """None: all of them."""
+        meant = None if space is None else admin.namespace_id(space)
+        with self._lock:
+            for opened in list(self._opened):
+                if meant in (None, opened.space.id):
+                    self._opened.discard(opened)
+
+    def spaces(self) -> list[Namespace]:
+        """Each once."""
+        with self._lock:
+            return list({opened.space.id: opened.space for opened in self._opened}.values())
 
 
 def tiers_of(opened: OpenNamespace, request: TiersRequest) -> NDArray[np.uint8]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,8 @@ import pytest
 
 from kvwarehouse import Client, Namespace, OpenNamespace, Regions, UsageError
 from kvwarehouse.client.admin import StoredNamespace
+from kvwarehouse.embedded import PrivateDaemon
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 
 TOKENS = list(range(100, 140))
 PAGE_TOKENS = 4
@@ -418,6 +424,55 @@ def test_pages_in_device_memory_are_refused_where_memory_is_not_shared(
         with pytest.raises(UsageError, match="host memory") as caught:
             call()
         assert caught.value.code == "unsupported"
+
+
+@pytest.fixture
+def at_one_socket(tmp_path: Path) -> Callable[[str], PrivateDaemon]:
+    """Makes a daemon that knows nothing, for the place of the one before."""
+    return lambda dram: PrivateDaemon({"socket": str(tmp_path / "kvw.sock"), "dram": dram})
+
+
+def test_refresh_registers_all_others_when_the_new_daemon_refuses_a_namespace(
+    at_one_socket: Callable[[str], PrivateDaemon],
+    connected: Callable[[str, str], Client],
+    space: Namespace,
+) -> None:
+    large = dataclasses.replace(space, page_bytes=8 << 20)
+    with ExitStack() as until_the_end:
+        with at_one_socket("64MiB") as daemon:
+            client = until_the_end.enter_context(connected("local", daemon.address))
+            held = [client.open(large), client.open(space)]
+        until_the_end.enter_context(at_one_socket("16MiB"))  # its slabs are smaller
+        for _ in range(2):
+            with pytest.raises(UsageError) as refused:
+                client.refresh(timeout_s=DEADLINE_S)
+            assert refused.value.code == "page_too_large"
+            assert [each.id for each in client.namespaces()] == [space.id]
+        assert len(held) == 2
+
+
+def test_refresh_registers_what_is_held_open_and_not_what_was_forgotten_or_let_go(
+    at_one_socket: Callable[[str], PrivateDaemon],
+    connected: Callable[[str, str], Client],
+    space: Namespace,
+) -> None:
+    kept, forgotten, let_go = (dataclasses.replace(space, salt=f"{n}") for n in range(3))
+    with ExitStack() as until_the_end:
+        with at_one_socket("64MiB") as daemon:
+            client = until_the_end.enter_context(connected("local", daemon.address))
+            held = [client.open(kept), client.open(kept), client.open(forgotten)]
+            client.open(let_go)
+            held.pop(0)  # one of two
+            client.clear(forgotten, forget=True)
+        gc.collect()
+        with at_one_socket("64MiB"):
+            assert client.refresh(timeout_s=DEADLINE_S)
+            assert [each.id for each in client.namespaces()] == [kept.id]
+            client.clear(all=True, forget=True)
+        with at_one_socket("64MiB"):
+            assert client.refresh(timeout_s=DEADLINE_S)
+            assert client.namespaces() == []
+            assert len(held) == 2
 
 
 def test_pins_hold_what_is_stored_where_memory_is_shared(
