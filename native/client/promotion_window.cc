@@ -47,6 +47,11 @@ std::optional<EntryView> PromotionWindow::in_dram(size_t page, size_t end, Reaso
       why = Reason::timeout;
       return std::nullopt;
     }
+    // What the next daemon promotes is not seen here.
+    if (call_.view().outdated()) {
+      why = Reason::unreachable;
+      return std::nullopt;
+    }
     if (page >= asked_until_ || ask_again_) {
       if (!ask_ahead(page, end, why)) return std::nullopt;
       if (asked_until_ > page) continue;

@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "client/promotion_window.h"
 #include "tests/check.h"
 #include "tests/daemon_world.h"
 #include "tests/descriptor_limit.h"
@@ -485,6 +487,38 @@ TEST(reads_do_not_wait_while_refresh_waits_for_a_new_daemon) {
   waiting.join();
   CHECK(refreshed);
   CHECK_EQ(chain.load(client, 1), 8);
+}
+
+// Incident: another thread found the new daemon while a load had just begun. The load asked that
+// one for its pages, looked for them in the index of the old one, and did so until its time was
+// over.
+TEST(call_that_began_with_a_daemon_does_not_wait_for_what_the_next_one_promotes) {
+  Daemon daemon(shape_of(kShard));
+  daemon.options.nvme_dir = daemon.directory.path() + "/nvme";
+  std::filesystem::create_directory(daemon.options.nvme_dir);
+  daemon.options.nvme_capacity_bytes = 16 * kMiB;
+  daemon.options.nvme_segment_bytes = kMiB;
+  daemon.start();
+  const Chain chain(daemon.shape(), 1, 8);
+  DaemonLink link(daemon.client_options());
+  Client client(daemon.client_options());
+  chain.store_all(client);
+  CHECK_EQ(daemon.flush().pending, 0);
+  daemon.call([](Warehouse& w) {
+    uint64_t left = 0;
+    return w.evict(-1, UINT64_MAX, "dram", left).size();
+  });
+  Prompt prompt = chain.prompt();
+  const auto call =
+      ClientCall::open(link, kSpace, prompt, false, now_ns() + kPatienceMs * kMillisecondNs);
+  daemon.stop();
+  daemon.start();
+  CHECK(link.refresh(kPatienceMs * kMillisecondNs));
+  PromotionWindow promotions(call);
+  Reason why = Reason::none;
+  CHECK(!promotions.in_dram(0, 8, why));
+  CHECK(why == Reason::unreachable);
+  CHECK_EQ(chain.load(client, 0), 8);
 }
 
 TEST(refresh_does_not_wait_for_a_store_that_waits_for_the_daemon) {
