@@ -166,9 +166,10 @@ class Client:
         return self._channel.stream(admin.check(space, repair=repair))
 
     async def close(self) -> None:
-        """Ends the session: pins go. Calls under way are waited for, and all of this takes at most
-        the client's timeout_s; then they fail, as watches and checks do. More than once is once,
-        and nothing in a forked child. Cancelled, it goes on in the background."""
+        """Ends the client. Pins that somebody still holds stay until they are released. Calls under
+        way are waited for, and all of this takes at most the client's timeout_s; then they fail, as
+        watches and checks do. More than once is once, and nothing in a forked child. Cancelled, it
+        goes on in the background."""
         if self._life.forked:
             return
         self._life.check_loop()

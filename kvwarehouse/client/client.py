@@ -192,7 +192,8 @@ class Client:
         return self._channel.stream(admin.check(space, repair=repair))
 
     def close(self) -> None:
-        """Ends the session: pins go, calls under way fail. More than once is once, and nothing in a
+        """Ends the client: calls under way fail. Pins that somebody still holds stay until they are
+        released, since a device may read what they hold. More than once is once, and nothing in a
         forked child."""
         if self._channel.endpoint.forked:
             return

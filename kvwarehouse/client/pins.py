@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 class Pins:
-    """Returned by `ns.pin`; also a context manager. Survives a restart of the daemon, ends with
-    release(), with the block, or with this process."""
+    """Returned by `ns.pin`; also a context manager. Survives a restart of the daemon and the close
+    of its client, ends with release(), with the block, or with this process."""
 
     def __init__(self, held: core.Pins | None) -> None:
         """None: no page is held."""

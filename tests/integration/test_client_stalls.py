@@ -19,7 +19,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.embedded import PrivateDaemon
-from kvwarehouse_bench.harness.eventually import longer_bounds
+from kvwarehouse_bench.harness.eventually import eventually, longer_bounds
 
 WAIT_S = 60
 SPACE = kvw.Namespace(
@@ -166,6 +166,28 @@ def test_forked_child_is_refused_and_its_parent_goes_on(daemon: PrivateDaemon) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_pins_hold_over_the_close_of_their_client_until_they_are_released(
+    daemon: PrivateDaemon, client: kvw.Client, pages: Any
+) -> None:
+    """A device may be reading what they hold."""
+    other = kvw.connect(daemon.address, timeout_s=WAIT_S)
+    ns = other.open(SPACE)
+    assert ns.store(TOKENS, pages, timeout_s=WAIT_S).stored == 10
+    pins = ns.pin(TOKENS)
+    assert pins.pages == 10
+    other.close()
+    watching = client.open(SPACE)
+    assert client.evict(SPACE, 10) == 0
+    assert watching.lookup(TOKENS).pages == 10
+    pins.release()
+
+    def gone() -> bool:
+        client.evict(SPACE, 10)
+        return watching.lookup(TOKENS).pages == 0
+
+    eventually(gone, "the pages leave once the pins are released")
 
 
 CLOSING = """
