@@ -86,7 +86,8 @@ class OpenNamespace:
         came free in it, nothing was loaded, by reason "timeout".
 
         Cancelled, `out` holds nothing of meaning, and is the caller's again once the task has
-        ended: with a local daemon that is when the copy has, at most timeout_s later."""
+        ended: with a local daemon that is when its waits have, at most timeout_s later, and the
+        copy has."""
         with self._life:
             request = LoadRequest.checked(self.space, tokens, keys, out, first, shard, timeout_s)
             if not request.out.count:

@@ -93,9 +93,10 @@ class OpenNamespace:
 
         out: uint8 (k, page_bytes), C-contiguous and writable, or Regions of k pages; at most k
         pages are loaded. What it waits for on a GPU: see Regions.on_device. Each page is verified;
-        one that fails is a miss, and the load ends before it. Blocks for the copy, for pages on
-        NVMe until they are promoted, and for those of the remote store until they are fetched, at
-        most timeout_s; a load cut by its time keeps what arrived in order.
+        one that fails is a miss, and the load ends before it. Waits for pages on NVMe until they
+        are promoted, and for those of the remote store until they are fetched, at most timeout_s;
+        0: loads what is in DRAM. With a local daemon the copy from DRAM is not cut; over gRPC the
+        transfer counts. A load cut by its time keeps what arrived in order.
 
         Returns the pages filled, an int with `.missed`: reasons for the others. Rows of `out` from
         there on hold nothing of meaning. Of the remote store: "remote_missing" (it does not have
