@@ -67,7 +67,7 @@ def _set_clock(ahead_s: float) -> None:
         for found in list_them(store, prefix, after):
             yield replace(found, modified_s=found.modified_s + ahead_s)
 
-    ObjectStore.list = ahead  # type: ignore[method-assign]
+    ObjectStore.list = ahead  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":
