@@ -161,6 +161,35 @@ class KeyRun:
             raise _bad_run(position, self.parent)
 
 
+@dataclass(frozen=True)
+class MissingPages:
+    """The first pages of a request that a namespace does not have."""
+
+    namespace_id: bytes
+    run: KeyRun
+    """A few of them: all those of a request are at most 64, in at most 16 namespaces."""
+
+
+@dataclass(frozen=True)
+class RequestNote:
+    """What an engine's connector found for a request. Tokens are counted from the prompt's
+    begin."""
+
+    request_id: str
+    """The engine's own, as its log has it; at most 256 bytes."""
+    tokens: int
+    """Of the prompt."""
+    engine_tokens: int
+    """That the engine had itself."""
+    found_tokens: int
+    """Up to where all of it is in the engine, or was found in the warehouse."""
+    load_tokens: int
+    """Up to where the engine loads; fewer than were found where computing is faster."""
+    at_ns: int = 0
+    """Wall clock, when it was looked up."""
+    missing: tuple[MissingPages, ...] = ()
+
+
 class Tier(IntEnum):
     """Where a page is read from now: the fastest tier that has it. HBM: for clients that load into
     the memory of the tier's device; those pages are in DRAM as well, and others read them there.

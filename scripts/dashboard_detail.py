@@ -74,6 +74,14 @@ DETAIL = {
             already_there="store_already_pages_total",
         ),
         by_daemon("Bytes", BYTES_PER_S, "sealed_bytes_total"),
+        by_daemon(
+            "Stored again, by why it had left",
+            PAGES_PER_S,
+            "stored_again_pages_total",
+            "left",
+            says="Pages that engines computed a second time, or that came back from the remote "
+            "store: more memory would have kept what was evicted or reclaimed.",
+        ),
         by_daemon("Dropped", SHARDS_PER_S, "store_dropped_pages_total", "reason"),
         by_daemon(
             "Not put on NVMe at once", PAGES_PER_S, "nvme_not_admitted_pages_total", "reason"

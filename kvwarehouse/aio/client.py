@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self, TypeVar
 
 from kvwarehouse.aio.life import Life
@@ -19,9 +19,23 @@ from kvwarehouse.client.namespace import ReopenedNamespaces
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.client.transport import no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
+from kvwarehouse.client.why import (
+    NotedRequest,
+    WhyAnswer,
+    note_requests,
+    requests,
+    why,
+)
 from kvwarehouse.errors import TransportError, WarehouseError
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.types import CheckProgress, ClearedPages, Control, FlushResult, Namespace
+from kvwarehouse.types import (
+    CheckProgress,
+    ClearedPages,
+    Control,
+    FlushResult,
+    Namespace,
+    RequestNote,
+)
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
@@ -158,6 +172,26 @@ class Client:
     async def miss_ratio(self, space: Named | OpenNamespace | None = None) -> MissRatio:
         """As kvwarehouse.Client.miss_ratio."""
         return await self._ask(admin.miss_ratio(space))
+
+    async def why(
+        self,
+        tokens: Any = None,
+        *,
+        keys: Sequence[bytes] | None = None,
+        space: Named | OpenNamespace | None = None,
+        model: str = "",
+        with_tokens: bool = False,
+    ) -> WhyAnswer:
+        """As kvwarehouse.Client.why."""
+        return await self._ask(why(tokens, keys, space, model, with_tokens=with_tokens))
+
+    async def note_requests(self, notes: Sequence[RequestNote]) -> None:
+        """As kvwarehouse.Client.note_requests."""
+        await self._ask(note_requests(notes))
+
+    async def requests(self, request_id: str = "", *, limit: int = 1000) -> list[NotedRequest]:
+        """As kvwarehouse.Client.requests."""
+        return await self._ask(requests(request_id, limit))
 
     def check(
         self, space: Named | OpenNamespace | None = None, *, repair: bool = False

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kvwarehouse.cli.connection import token_from
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json, print_table
+from kvwarehouse.cli.prompt_file import add_prompt, hex_bytes, prompt_from
 from kvwarehouse.client.routing import Answer, Question, who_has
 from kvwarehouse.client.scoring import Candidate, Costs, Ranking, choose
 from kvwarehouse.errors import UsageError
@@ -36,21 +34,10 @@ where the first of them was stored, and others spread. Who does not answer in ti
 left out, and said.
 """
 
-_MOST_BYTES: Final = 64 << 20
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = Costs()
-    parser.add_argument(
-        "prompt",
-        metavar="FILE",
-        help="Token ids, as a JSON list or between spaces or commas; - reads standard input.",
-    )
-    parser.add_argument(
-        "--keys",
-        action="store_true",
-        help="FILE has the engine's block hashes instead, in hex, one a page.",
-    )
+    add_prompt(parser)
     parser.add_argument(
         "--address",
         action="append",
@@ -126,48 +113,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _question(args: argparse.Namespace) -> Question:
-    words = _words(args.prompt)
-    namespace_id = _hex(args.namespace, "--namespace") if args.namespace else b""
-    if args.keys:
-        keys = [_hex(word, f"the key at place {place}") for place, word in enumerate(words)]
-        return Question(keys=keys, model=args.model, namespace_id=namespace_id)
-    try:
-        tokens = [int(word) for word in words]
-    except ValueError as error:
-        raise UsageError(
-            f"{args.prompt} has something other than token ids: {error}; tokenize the prompt "
-            "first, or use --keys for block hashes in hex",
-            code="bad_tokens",
-        ) from error
-    return Question(tokens=tokens, model=args.model, namespace_id=namespace_id)
-
-
-def _words(path: str) -> list[str]:
-    try:
-        if path == "-":
-            text = sys.stdin.read(_MOST_BYTES + 1)
-        else:
-            with Path(path).open(encoding="utf-8") as file:
-                text = file.read(_MOST_BYTES + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", code="bad_file") from error
-    if len(text) > _MOST_BYTES:
-        raise UsageError(
-            f"{path} has over {_MOST_BYTES} bytes, more than any prompt", code="bad_file"
-        )
-    if text.lstrip().startswith("["):
-        try:
-            return [str(item) for item in json.loads(text)]
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is no JSON list: {error}", code="bad_file") from error
-    return text.replace(",", " ").split()
-
-
-def _hex(text: str, what: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise UsageError(f"{what} is {text[:80]!r}, which is not hex", code="bad_key") from error
+    namespace_id = hex_bytes(args.namespace, "--namespace") if args.namespace else b""
+    prompt = prompt_from(args)
+    return Question(prompt.tokens, prompt.keys, args.model, namespace_id)
 
 
 def _requests(given: Sequence[str]) -> dict[str, float]:

@@ -175,6 +175,7 @@ def _reading(remote: dict[str, Any], fetches: dict[str, Any]) -> list[tuple[str,
 
 def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
     lookups, stores = core["lookups"], core["stores"]
+    again = stores["stored_again"]  # by why they had left
     hbm, dram, nvme = (core["tiers"][tier] for tier in ("hbm", "dram", "nvme"))
     hits = sum(lookups[f"pages_hit_{tier}"] for tier in ("hbm", "dram", "nvme", "remote"))
     asked = hits + lookups["pages_missed"]
@@ -187,6 +188,7 @@ def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
         *_from_store("probably in the store", lookups["pages_hit_remote"]),
         ("missed", lookups["pages_missed"], ""),
         ("stored", stores["pages_sealed"], format_size(stores["bytes_sealed"])),
+        ("stored again", sum(again.values()), _reasons(again)),
         ("left hbm", sum(hbm["left"].values()), _reasons(hbm["left"])),
         ("left dram", sum(dram["left"].values()), _reasons(dram["left"])),
         ("left nvme", sum(nvme["left"].values()), _reasons(nvme["left"])),

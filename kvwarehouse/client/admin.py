@@ -22,7 +22,13 @@ from kvwarehouse.types import (
     Namespace,
     TierCheck,
 )
-from kvwarehouse.wire import MAX_LIST_PAGES, fields_from_wire, namespace_to_wire, plain
+from kvwarehouse.wire import (
+    MAX_LIST_PAGES,
+    fields_from_wire,
+    namespace_pb2,
+    namespace_to_wire,
+    plain,
+)
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 _CHECK_TIMEOUT_S = 86_400.0  # as long as a daemon lets one go on
@@ -163,18 +169,18 @@ def check(space: Named | Opened | None, *, repair: bool) -> Call[pb.CheckRespons
     return Call("Check", request, _progress, _CHECK_TIMEOUT_S)
 
 
+def stored_namespace(info: namespace_pb2.NamespaceInfo) -> StoredNamespace:
+    return StoredNamespace(
+        info.id,
+        fields_from_wire(info.fields),
+        info.ordinal,
+        info.clear_epoch,
+        info.created_at_ns,
+    )
+
+
 def _namespaces(answer: pb.ListNamespacesResponse) -> tuple[list[StoredNamespace], int]:
-    listed = [
-        StoredNamespace(
-            info.id,
-            fields_from_wire(info.fields),
-            info.ordinal,
-            info.clear_epoch,
-            info.created_at_ns,
-        )
-        for info in answer.namespaces
-    ]
-    return listed, answer.next
+    return [stored_namespace(info) for info in answer.namespaces], answer.next
 
 
 def _pages(answer: pb.ListPagesResponse) -> tuple[list[StoredPage], int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from kvwarehouse.client import admin
@@ -17,9 +17,23 @@ from kvwarehouse.client.namespace import OpenNamespace, ReopenedNamespaces, open
 from kvwarehouse.client.rpc import Channel
 from kvwarehouse.client.transport import Transport, no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
+from kvwarehouse.client.why import (
+    NotedRequest,
+    WhyAnswer,
+    note_requests,
+    requests,
+    why,
+)
 from kvwarehouse.errors import TransportError, WarehouseError
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.types import CheckProgress, ClearedPages, Control, FlushResult, Namespace
+from kvwarehouse.types import (
+    CheckProgress,
+    ClearedPages,
+    Control,
+    FlushResult,
+    Namespace,
+    RequestNote,
+)
 
 
 class Client:
@@ -183,6 +197,39 @@ class Client:
     def miss_ratio(self, space: Named | OpenNamespace | None = None) -> MissRatio:
         """What tiers of other sizes would have hit, of `space` (None: of all)."""
         return self._channel.ask(admin.miss_ratio(space))
+
+    def why(
+        self,
+        tokens: Any = None,
+        *,
+        keys: Sequence[bytes] | None = None,
+        space: Named | OpenNamespace | None = None,
+        model: str = "",
+        with_tokens: bool = False,
+    ) -> WhyAnswer:
+        """Why the pages of a prompt are there or not: where each is, or when and why it left or was
+        not stored, and from which token on other prompts go on differently. It is given by its
+        tokens, or by the engine's keys, one a page, and looked for in `space`; else in the
+        namespaces without a salt of that model, or in all of them, of which the answer has those
+        with the longest stored prefix. with_tokens: also the tokens that are stored where the
+        prompt parts from the others.
+
+        What left is remembered in memory within a bound, and not over a restart of the daemon.
+        Counts as no lookup, and is no use of a page. Raises UsageError: code "bad_prefix" for a
+        prompt that is none, or of the other kind than the namespace's; "namespace_unknown"."""
+        return self._channel.ask(why(tokens, keys, space, model, with_tokens=with_tokens))
+
+    def note_requests(self, notes: Sequence[RequestNote]) -> None:
+        """Tells the daemon what was found for requests of an engine, 1,024 at most, so that
+        `kvwarehouse why --request ID` can say it later. The newest 4,096 requests are kept, in
+        memory. For connectors, from a thread that may wait. Raises UsageError (code "bad_note")
+        beyond a bound."""
+        self._channel.ask(note_requests(notes))
+
+    def requests(self, request_id: str = "", *, limit: int = 1000) -> list[NotedRequest]:
+        """What was noted of the request of that id, else of those whose id begins so, the newest
+        first, `limit` at most."""
+        return self._channel.ask(requests(request_id, limit))
 
     def check(
         self, space: Named | OpenNamespace | None = None, *, repair: bool = False

@@ -217,6 +217,20 @@ class Core:
     def miss_ratio(self, ordinal: int) -> dict[str, Any]:
         """Of a namespace, or -1 for all: "uses", "uses_lost", "since_s", "share", "samples", and
         "sizes_bytes" with "hits": of the uses, those that a cache of each size would have hit."""
+    def why(
+        self,
+        id: bytes,
+        page_tokens: int,
+        tokens: NDArray[np.uint32] | None,
+        keys: Keys | None,
+        searches: bool,
+        as_of_ns: int,
+    ) -> dict[str, Any]:
+        """What there is of a prompt in a namespace, and why not the rest: "found" pages of its
+        longest prefix; "runs" and "branches" as WhyRun and Branches of warehouse.proto. searches:
+        where it has not even the first page, the first pages of others are looked for, for a
+        second. as_of_ns: of that wall time, a moment ago; 0: of now. Blocks while the core serves
+        others; UsageError "namespace_unknown"."""
     def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
         """From index position `after` on; each: id, namespace, key, parent, position, tiers, bytes,
         sealed_at_ns."""

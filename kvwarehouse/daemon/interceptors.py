@@ -40,7 +40,7 @@ OTHER_CALLS: Final = SLOW_CALLS + WATCHES + HEALTH_WATCHES + QUICK_CALLS
 """Beside stores and loads."""
 
 _STREAMS: Final = frozenset({"Store", "Load"})
-_SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check"})
+_SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check", "Why"})
 _OUR_WATCH: Final = f"/{SERVICE_NAME}/Watch"
 _CHECK: Final = f"/{SERVICE_NAME}/Check"
 _REFLECTION: Final = "/grpc.reflection."

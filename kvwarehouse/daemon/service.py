@@ -14,11 +14,13 @@ import grpc
 from kvwarehouse import wire
 from kvwarehouse.daemon.deadline import LONGEST_CHECK_S, Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
+from kvwarehouse.daemon.request_notes import RequestNotes
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import GrpcTransfer, span
 from kvwarehouse.daemon.warehouse import REMOTE_WITHIN_S, DaemonWarehouse
 from kvwarehouse.daemon.watching import Watches
-from kvwarehouse.daemon.who_has import WhoHas
+from kvwarehouse.daemon.who_has import FoundPrefixes, WhoHas
+from kvwarehouse.daemon.why import Why
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import FlushResult, TierCheck
 from kvwarehouse.wire import namespace_pb2
@@ -42,7 +44,10 @@ class WarehouseService(wire.WarehouseServicer):
         self._transfer = transfer
         self._snapshots = snapshots
         self._watches = watches
-        self._who_has = WhoHas(warehouse, transfer, snapshots)
+        prefixes = FoundPrefixes(warehouse, transfer)
+        self._who_has = WhoHas(prefixes, snapshots)
+        self._why = Why(warehouse, prefixes)
+        self._requests = RequestNotes(warehouse)
         self._drain = drain
 
     def OpenNamespace(
@@ -58,7 +63,7 @@ class WarehouseService(wire.WarehouseServicer):
         record = self._warehouse.open_namespace(space)
         core = self._snapshots.serving().core
         return pb.OpenNamespaceResponse(
-            namespace=self._info(record),
+            namespace=self._warehouse.info(record),
             warehouse_id=bytes.fromhex(core.warehouse_id),
             incarnation=core.incarnation,
         )
@@ -131,7 +136,7 @@ class WarehouseService(wire.WarehouseServicer):
         listed: list[namespace_pb2.NamespaceInfo] = []
         size_bytes = 0
         for record in self._warehouse.namespaces()[request.after :]:
-            info = self._info(record)
+            info = self._warehouse.info(record)
             size_bytes += info.ByteSize()
             if listed and size_bytes > wire.MAX_LIST_BYTES:
                 more = request.after + len(listed)
@@ -226,14 +231,18 @@ class WarehouseService(wire.WarehouseServicer):
     def WhoHas(self, request: pb.WhoHasRequest, context: grpc.ServicerContext) -> pb.WhoHasResponse:
         return self._who_has.answer(request)
 
-    def _info(self, record: NamespaceRecord) -> namespace_pb2.NamespaceInfo:
-        return namespace_pb2.NamespaceInfo(
-            id=record.space.id,
-            ordinal=self._warehouse.ordinal(record),
-            fields=namespace_pb2.Namespace(**record.space.shown_fields()),
-            clear_epoch=record.clear_epoch,
-            created_at_ns=record.created_at_ns,
-        )
+    def Why(self, request: pb.WhyRequest, context: grpc.ServicerContext) -> pb.WhyResponse:
+        return self._why.answer(request)
+
+    def NoteRequests(
+        self, request: pb.NoteRequestsRequest, context: grpc.ServicerContext
+    ) -> pb.NoteRequestsResponse:
+        return self._requests.note(request)
+
+    def ListRequests(
+        self, request: pb.ListRequestsRequest, context: grpc.ServicerContext
+    ) -> pb.ListRequestsResponse:
+        return self._requests.list(request)
 
     def _target(self, request: Any) -> NamespaceRecord | None:
         """The namespace that a request names, None for all. Neither is refused: an empty request

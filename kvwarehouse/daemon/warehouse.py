@@ -24,10 +24,13 @@ from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.remote_clears_file import Applied
 from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
 from kvwarehouse.remote.names import EVERYTHING
-from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, Namespace, TierCheck
-from kvwarehouse.wire import fill, status_pb2
+from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, KeyRun, Namespace, TierCheck
+from kvwarehouse.wire import fill, namespace_pb2, status_pb2
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvwarehouse.core import Core
     from kvwarehouse.daemon.remote_clears import RemoteClears
 
@@ -329,6 +332,16 @@ class DaemonWarehouse:
         """The core's number of a namespace, ALL for None."""
         return ALL if record is None else self._ordinals.get(record.space.id, _NOWHERE)
 
+    def info(self, record: NamespaceRecord) -> namespace_pb2.NamespaceInfo:
+        """As listings show it."""
+        return namespace_pb2.NamespaceInfo(
+            id=record.space.id,
+            ordinal=self.ordinal(record),
+            fields=namespace_pb2.Namespace(**record.space.shown_fields()),
+            clear_epoch=record.clear_epoch,
+            created_at_ns=record.created_at_ns,
+        )
+
     def _core_ordinals(self, record: NamespaceRecord | None) -> list[int]:
         if record is None:
             # The core's own list: it may know some that a rebuilt ledger does not.
@@ -436,6 +449,20 @@ class DaemonWarehouse:
 
     def miss_ratio(self, ordinal: int) -> dict[str, Any]:
         return self._core.miss_ratio(ordinal)
+
+    def why(
+        self, record: NamespaceRecord, tokens: NDArray[np.uint32] | None, keys: list[bytes] | None
+    ) -> dict[str, Any]:
+        """What there is of a prompt, and why not the rest: Core.why. Raises UsageError for a
+        namespace that is forgotten meanwhile."""
+        space = record.space
+        return self._core.why(space.id, space.page_tokens, tokens, keys, True, 0)
+
+    def why_run(self, record: NamespaceRecord, run: KeyRun, as_of_ns: int) -> dict[str, Any]:
+        """The same of pages in the middle of a prompt, a moment ago, without a search."""
+        space = record.space
+        keys = (list(run.keys), [len(run.keys)], [run.position], [run.parent])
+        return self._core.why(space.id, space.page_tokens, None, keys, False, as_of_ns)
 
     def take_quarantined(self) -> Callable[[], object] | None:
         """Asks the core for the records that it did not believe, or that left while reclaim moved

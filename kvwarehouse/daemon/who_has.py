@@ -3,6 +3,7 @@ this warehouse is. Thread-safe; reads shared memory, and counts as no lookup."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from kvwarehouse.daemon.ledger import NamespaceRecord
@@ -17,34 +18,40 @@ from kvwarehouse.wire import warehouse_pb2 as pb
 MAX_HOLDINGS: Final = 64
 
 
-class WhoHas:
-    def __init__(
-        self, warehouse: DaemonWarehouse, transfer: GrpcTransfer, snapshots: Snapshots
-    ) -> None:
+@dataclass(frozen=True)
+class FoundPrefix:
+    """What a namespace has of a prompt."""
+
+    whole: TransferSpan
+    pages: int
+    """Of the longest prefix that the daemon's own tiers have."""
+    dram_pages: int
+    remote_pages: int
+    """Behind those, of the remote store, probably."""
+
+
+class FoundPrefixes:
+    """`of`: the question of a WhoHas or a Why."""
+
+    def __init__(self, warehouse: DaemonWarehouse, transfer: GrpcTransfer) -> None:
         self._warehouse = warehouse
         self._transfer = transfer
-        self._snapshots = snapshots
 
-    def answer(self, request: pb.WhoHasRequest) -> pb.WhoHasResponse:
-        """Raises UsageError for a namespace that is not known, or a prefix that is none."""
+    def of(self, request: pb.WhoHasRequest | pb.WhyRequest) -> list[FoundPrefix]:
+        """In each namespace that is asked for, the longest first. Raises UsageError for a namespace
+        that is not known, or a prefix that is none."""
         prefix = prefix_from_wire(request.prefix)
-        status = self._snapshots.serving()
-        found: list[pb.Holding] = []
+        found: list[FoundPrefix] = []
         for record in self._asked(request, by_keys=prefix[1] is not None):
             # One whose pages no longer fit, or that is forgotten meanwhile, is not the core's.
-            if holding := self._holding(span(record, prefix, first=0, pages=None, shard=0)):
-                found.append(holding)
-        found.sort(key=lambda holding: (-holding.tokens, -holding.dram_pages))
-        return pb.WhoHasResponse(
-            warehouse_id=bytes.fromhex(status.core.warehouse_id),
-            incarnation=status.core.incarnation,
-            name=status.name,
-            draining=status.core.draining,
-            holdings=found[:MAX_HOLDINGS],
-            load=_load(status),
-        )
+            if held := self._held(span(record, prefix, first=0, pages=None, shard=0)):
+                found.append(held)
+        found.sort(key=lambda held: (-held.pages, -held.dram_pages))
+        return found
 
-    def _asked(self, request: pb.WhoHasRequest, *, by_keys: bool) -> list[NamespaceRecord]:
+    def _asked(
+        self, request: pb.WhoHasRequest | pb.WhyRequest, *, by_keys: bool
+    ) -> list[NamespaceRecord]:
         which = request.WhichOneof("of")
         if which == "namespace_id":
             return [self._warehouse.namespace(request.namespace_id)]
@@ -57,10 +64,9 @@ class WhoHas:
             and by_keys == (record.space.hash_scheme != CHAIN_SCHEME)
         ]
 
-    def _holding(self, whole: TransferSpan) -> pb.Holding | None:
+    def _held(self, whole: TransferSpan) -> FoundPrefix | None:
         import numpy as np
 
-        space = whole.record.space
         try:
             tiers = self._transfer.tiers(whole)
         except UsageError as error:
@@ -69,18 +75,46 @@ class WhoHas:
             return None
         missing = np.flatnonzero(~Tier.here(tiers))
         pages = int(missing[0]) if len(missing) else len(tiers)
-        dram = int(np.count_nonzero(Tier.near(tiers[:pages])))
-        return pb.Holding(
-            namespace_id=space.id,
-            model=space.model,
-            page_tokens=space.page_tokens,
-            page_bytes=space.page_bytes,
-            shards=space.shards,
-            pages=pages,
-            tokens=pages * space.page_tokens,
-            dram_pages=dram,
-            nvme_pages=pages - dram,
+        return FoundPrefix(
+            whole,
+            pages,
+            dram_pages=int(np.count_nonzero(Tier.near(tiers[:pages]))),
+            remote_pages=int(np.count_nonzero(tiers[pages:] == Tier.REMOTE)),
         )
+
+
+class WhoHas:
+    def __init__(self, prefixes: FoundPrefixes, snapshots: Snapshots) -> None:
+        self._prefixes = prefixes
+        self._snapshots = snapshots
+
+    def answer(self, request: pb.WhoHasRequest) -> pb.WhoHasResponse:
+        """Raises as FoundPrefixes.of."""
+        held = self._prefixes.of(request)
+        status = self._snapshots.serving()
+        return pb.WhoHasResponse(
+            warehouse_id=bytes.fromhex(status.core.warehouse_id),
+            incarnation=status.core.incarnation,
+            name=status.name,
+            draining=status.core.draining,
+            holdings=[_holding(each) for each in held[:MAX_HOLDINGS]],
+            load=_load(status),
+        )
+
+
+def _holding(held: FoundPrefix) -> pb.Holding:
+    space = held.whole.record.space
+    return pb.Holding(
+        namespace_id=space.id,
+        model=space.model,
+        page_tokens=space.page_tokens,
+        page_bytes=space.page_bytes,
+        shards=space.shards,
+        pages=held.pages,
+        tokens=held.pages * space.page_tokens,
+        dram_pages=held.dram_pages,
+        nvme_pages=held.pages - held.dram_pages,
+    )
 
 
 def _load(status: status_pb2.Status) -> pb.Load:

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "bindings/bindings.h"
+#include "bindings/pages.h"
 #include "client/client.h"
 #include "client/extents.h"
 
@@ -24,73 +25,6 @@ class OwnedClient : public kvw::Client {
   }
 };
 using Client = OwnedClient;
-
-// Tokens or keys, held for the length of a call that runs without the GIL. `keys` is a list of
-// bytes, or a tuple (keys of all runs, pages, positions and parents by run).
-class Pages {
- public:
-  Pages(nb::handle tokens, nb::handle keys) {
-    if (tokens.is_none() == keys.is_none())
-      throw Error(ErrorKind::usage, "bad_tokens", "give either tokens or keys");
-    if (!tokens.is_none())
-      tokens_.emplace(tokens);
-    else if (nb::isinstance<nb::tuple>(keys))
-      hold_runs(nb::borrow<nb::tuple>(keys));
-    else
-      hold(keys);
-  }
-  // Makes the call with their prompt, without the GIL.
-  template <class Call>
-  auto without_gil(const Call& call) const {
-    const WithoutGil release;
-    Prompt prompt = tokens_ ? Prompt::of_tokens(tokens_->view())
-                    : runs_ ? Prompt::of_runs(spans_, *runs_)
-                            : Prompt::of_keys(spans_);
-    return call(prompt);
-  }
-
- private:
-  void hold(nb::handle keys) {
-    const size_t count = nb::len(keys);
-    held_.reserve(count);
-    spans_.reserve(count);
-    for (nb::handle item : nb::cast<nb::sequence>(keys)) spans_.push_back(held(item));
-  }
-
-  void hold_runs(const nb::tuple& runs) {
-    if (runs.size() != 4)
-      throw Error(ErrorKind::usage, "bad_runs", "runs are (keys, pages, positions, parents)");
-    hold(runs[0]);
-    const auto pages = nb::cast<std::vector<size_t>>(runs[1]);
-    const auto positions = nb::cast<std::vector<uint32_t>>(runs[2]);
-    const auto parents = nb::cast<nb::list>(runs[3]);
-    if (positions.size() != pages.size() || parents.size() != pages.size())
-      throw Error(ErrorKind::usage, "bad_runs", "each run has its pages, position and parent");
-    runs_.emplace();
-    runs_->reserve(pages.size());
-    for (size_t i = 0; i < pages.size(); ++i) {
-      const nb::handle parent = parents[i];
-      runs_->push_back(
-          {pages[i], positions[i], parent.is_none() ? std::span<const std::byte>() : held(parent)});
-    }
-  }
-
-  std::span<const std::byte> held(nb::handle item) {
-    if (!nb::isinstance<nb::bytes>(item))
-      throw Error(ErrorKind::usage, "bad_keys", "keys must be bytes objects");
-    const nb::bytes& key = held_.emplace_back(nb::borrow<nb::bytes>(item));
-    if (key.size() == 0 || key.size() > kMaxEngineKeyBytes)
-      throw Error(ErrorKind::usage, "bad_keys",
-                  "key " + std::to_string(held_.size() - 1) + " has " + std::to_string(key.size()) +
-                      " bytes; keys have 1 to " + std::to_string(kMaxEngineKeyBytes));
-    return {static_cast<const std::byte*>(key.data()), key.size()};
-  }
-
-  std::optional<Tokens> tokens_;
-  std::vector<nb::bytes> held_;
-  std::vector<std::span<const std::byte>> spans_;
-  std::optional<std::vector<KeyRun>> runs_;
-};
 
 nb::dict dict_of(const std::map<std::string, uint64_t>& counts) {
   nb::dict made;

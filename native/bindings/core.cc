@@ -4,10 +4,12 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "bindings/pages.h"
 #include "bindings/report.h"
 #include "server/feed_reader.h"
 #include "server/inbox.h"
 #include "server/server.h"
+#include "server/why_report.h"
 #include "warehouse/operator_eviction.h"
 
 namespace kvw::bindings {
@@ -223,6 +225,16 @@ class Core {
     }
     return made;
   }
+  nb::dict why(const nb::bytes& id, uint32_t page_tokens, nb::handle tokens, nb::handle keys,
+               bool searches, uint64_t as_of_ns) {
+    const WhyQuestion question{key_from(id), as_of_ns, searches};
+    WhyReport report;
+    Pages(tokens, keys).without_gil([&](Prompt& prompt) {
+      prompt.bind(server_.warehouse_before_start().secret(), question.namespace_id, page_tokens);
+      report = kvw::why(server_, question, prompt, kPatienceMs);
+    });
+    return dict_of(report);
+  }
   nb::dict check(int ordinal, uint32_t after, size_t limit, bool repair) {
     CheckReport report;
     {
@@ -354,6 +366,8 @@ void bind_core(nb::module_& m) {
       .def("status", &Core::status)
       .def("miss_ratio", &Core::miss_ratio, nb::arg("ordinal"))
       .def("pages", &Core::pages, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"))
+      .def("why", &Core::why, nb::arg("id"), nb::arg("page_tokens"), nb::arg("tokens").none(),
+           nb::arg("keys").none(), nb::arg("searches"), nb::arg("as_of_ns"))
       .def("check", &Core::check, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"),
            nb::arg("repair"))
       .def("take_tombstones", &Core::take_tombstones)

@@ -1,5 +1,9 @@
 #include "bindings/report.h"
 
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
 #include "exchange/drop_counters.h"
 
 namespace kvw::bindings {
@@ -164,6 +168,7 @@ nb::dict stores_of(const WarehouseStatus& status) {
   made["pages_sealed"] = status.pages_sealed;
   made["bytes_sealed"] = status.bytes_sealed;
   made["already"] = counter(status, Counter::pages_already);
+  made["stored_again"] = left_by_reason(status.stored_again);
   made["dropped"] = dropped_of(status);
   return made;
 }
@@ -309,6 +314,41 @@ nb::dict dict_of(const CheckReport& report) {
   made["next"] = report.next;
   made["tiers"] = tiers;
   made["bad"] = bad;
+  return made;
+}
+
+nb::dict dict_of(const WhyReport& report) {
+  // Wall time in nanoseconds; 0: none. As far as the boot clock and the wall clock went alike.
+  const auto wall_ns = [&](uint32_t at_s) -> uint64_t {
+    const uint64_t ago_s = absence_time(report.boot_ns) - at_s;
+    return at_s == 0 ? 0 : report.wall_ns - std::min(report.wall_ns, ago_s * kSecondNs);
+  };
+  nb::dict made, branches;
+  nb::list runs;
+  for (const WhyRun& run : report.runs) {
+    const Absence& absence = run.why.absence;
+    nb::dict row;
+    row["first"] = run.first;
+    row["pages"] = run.pages;
+    const bool absent = run.why.state == PageWhy::State::absent;
+    row["state"] = absent ? absence.refused ? "refused" : "left" : page_state_name(run.why.state);
+    row["reason"] = absent ? absence.name() : "";
+    row["earliest_at_ns"] = wall_ns(run.earliest_at_s);
+    row["latest_at_ns"] = wall_ns(run.latest_at_s);
+    row["stored_at_ns"] = wall_ns(absence.stored_at_s);
+    row["used_at_ns"] = wall_ns(absence.used_at_s);
+    row["used_earlier"] = absence.perhaps_earlier;
+    row["remembered_ns"] = wall_ns(run.why.remembered_s);
+    runs.append(row);
+  }
+  branches["pages"] = report.branches.pages;
+  branches["more"] = report.branches.more;
+  branches["compared"] = report.branches.compared;
+  branches["common_tokens"] = report.branches.common_tokens;
+  branches["tokens"] = report.branches.tokens;
+  made["found"] = report.found;
+  made["runs"] = runs;
+  made["branches"] = branches;
   return made;
 }
 

@@ -46,6 +46,7 @@ class Catalog {
 
   std::optional<EntryView> find(const Key& key) const { return at(table_.find(key)); }
   PageId page_of(const Key& key) const { return table_.find(key); }
+  bool has(PageId page) const { return table_.has(page); }
   bool contains(const Key& key) const { return page_of(key) != kNoPage; }
   std::optional<EntryView> at(PageId page) const {
     if (!table_.has(page)) return std::nullopt;
@@ -57,8 +58,14 @@ class Catalog {
     table_.prefetch(key);
     index_.prefetch_write(index_.home(key));
   }
-  // For an update() or remove().
-  void prefetch_write(PageId page) const { index_.prefetch_write(page); }
+  // For an update() or remove() of a page that is there, one step after the other.
+  void prefetch_write(PageId page) const {
+    index_.prefetch_write(page);
+    table_.prefetch_place(page);
+  }
+  void prefetch_page(PageId page) const { table_.prefetch_page(page); }
+  // Of a page that is there.
+  const Key& key(PageId page) const { return table_.key(table_.number_at(page)); }
   // Of a page that is there.
   PageNode& node(PageId page) { return table_.node(page); }
   const PageNode& node(PageId page) const { return table_.node(page); }

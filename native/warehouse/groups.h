@@ -62,6 +62,10 @@ class Groups {
     const auto found = table_.find(slot);
     return found == table_.end() ? nullptr : &found->second;
   }
+  const Group* find(SlotId slot) const {
+    const auto found = table_.find(slot);
+    return found == table_.end() ? nullptr : &found->second;
+  }
   size_t size() const { return table_.size(); }
   Table::iterator begin() { return table_.begin(); }
   Table::iterator end() { return table_.end(); }

@@ -189,6 +189,7 @@ struct WarehouseStatus {
   std::string policy;
   uint64_t sessions = 0, pins = 0, promotions_in_flight = 0;
   uint64_t pages_sealed = 0, bytes_sealed = 0, pages_promoted = 0;
+  std::array<uint64_t, kLeaveReasons> stored_again{};
   std::array<uint64_t, kCounters> clients{};
   std::map<std::string, uint64_t> not_admitted;  // to NVMe, by reason
   std::array<uint64_t, kLeaveReasons> left_dram{}, left_nvme{};

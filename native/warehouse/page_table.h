@@ -72,6 +72,16 @@ class PageTable {
     for (const PageId home : homes(key)) __builtin_prefetch(&tags_[home]);
     __builtin_prefetch(&numbers_[homes(key)[0]]);
   }
+  // What is looked at of a page that is there, one step after the other.
+  void prefetch_place(PageId page) const {
+    __builtin_prefetch(&tags_[page]);
+    __builtin_prefetch(&numbers_[page]);
+  }
+  void prefetch_page(PageId page) const {
+    const auto* own = reinterpret_cast<const std::byte*>(&pages_[number_at(page)]);
+    __builtin_prefetch(own, 1);
+    __builtin_prefetch(own + sizeof(Page) - 1, 1);
+  }
   // kNoPage: it is not there.
   PageId find(const Key& key) const;
   // The first of the key's places without a page that nobody has claimed, or kNoPage.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/sequence_point.h"
+#include "warehouse/uses.h"
 
 namespace kvw {
 
@@ -16,7 +17,14 @@ const PinSet* Removal::close_slots(std::span<const SlotId> slots, LeaveReason re
     if (reason == LeaveReason::quarantined) state_.pool.meta(slot)->checksum = 0;
     state_.pool.close(slot);
     state_.catalog.prefetch_write(state_.pool.page_at(slot));  // where its entry is taken out
+    __builtin_prefetch(state_.pool.meta(slot));                // when it was stored
   }
+  const auto each_page = [&](const auto& look) {
+    for (const SlotId slot : slots)
+      if (const PageId page = state_.pool.page_at(slot); state_.catalog.has(page)) look(page);
+  };
+  each_page([&](PageId page) { state_.catalog.prefetch_page(page); });
+  each_page([&](PageId page) { state_.absences.prefetch(state_.catalog.key(page)); });
   KVW_SEQUENCE_POINT("evict: closed");
   const PinSet* pins = nullptr;
   if (!must) {
@@ -61,18 +69,19 @@ size_t Removal::evict_views(std::span<const EntryView> views, LeaveReason reason
 void Removal::leave_dram(SlotId slot, LeaveReason reason) {
   if (state_.hbm) state_.hbm->left(slot);
   const PageId page = state_.pool.page_at(slot);
+  auto view = state_.catalog.at(page);
   state_.pool.class_of(slot).policy->removed(state_.pool.resident(slot));
   state_.pool.page_at(slot) = kNoPage;
   writes_.left_dram(page);
   ++left_dram_[static_cast<size_t>(reason)];
-  if (auto view = state_.catalog.at(page)) {
+  if (view) {
     if (view->in_nvme() && reason != LeaveReason::cleared) {
       view->flags = static_cast<uint16_t>(view->flags & ~(kEntryDram | kEntryUnverified));
       view->slot = kNoSlot;
       state_.catalog.update(*view);
     } else {
       if (view->in_nvme()) ++left_nvme_[static_cast<size_t>(reason)];
-      state_.catalog.remove(*view);
+      leave_last_tier(*view, reason, state_.pool.meta(slot)->stored_at_ns);
     }
   }
   KVW_SEQUENCE_POINT("evict: entry out");
@@ -82,13 +91,27 @@ void Removal::leave_dram(SlotId slot, LeaveReason reason) {
     state_.pool.release(slot);
 }
 
+void Removal::leave_last_tier(const EntryView& view, LeaveReason reason, uint64_t stored_at_ns) {
+  const uint64_t boot_ns = state_.now.boot_ns, wall_ns = state_.now.wall_ns;
+  Absence absence{.key = view.key, .why = static_cast<uint8_t>(reason)};
+  absence.at_s = absence_time(boot_ns);
+  // How long ago, as far as this boot goes back.
+  const uint64_t age_ns =
+      stored_at_ns != 0 ? wall_ns - std::min(wall_ns, stored_at_ns) : UINT64_MAX;
+  if (age_ns <= boot_ns) absence.stored_at_s = absence_time(boot_ns - age_ns);
+  if (const uint16_t used_at = state_.catalog.node(view.page).used_at; used_at != 0) {
+    const uint64_t ago_ns = Uses::age_ns(used_at, boot_ns);
+    absence.used_at_s = absence_time(boot_ns - std::min(ago_ns, boot_ns));
+    absence.perhaps_earlier = age_ns >= Uses::kMostAgeNs;
+  }
+  state_.absences.add(absence);
+  state_.catalog.remove(view);
+}
+
 void Removal::leave_nvme(const EntryView& entry, LeaveReason reason) {
   EntryView view = entry;
   ++left_nvme_[static_cast<size_t>(reason)];
-  if (!view.in_dram()) {
-    state_.catalog.remove(view);
-    return;
-  }
+  if (!view.in_dram()) return leave_last_tier(view, reason, 0);
   view.flags = static_cast<uint16_t>(view.flags & ~kEntryNvme);
   view.extent = {};
   state_.catalog.update(view);

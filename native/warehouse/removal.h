@@ -46,6 +46,8 @@ class Removal {
 
  private:
   void leave_dram(SlotId slot, LeaveReason reason);
+  // It is in the catalog still. stored_at_ns: wall time; 0: not known.
+  void leave_last_tier(const EntryView& view, LeaveReason reason, uint64_t stored_at_ns);
 
   WarehouseState& state_;
   WriteAdmission& writes_;

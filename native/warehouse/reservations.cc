@@ -83,6 +83,8 @@ void Reservations::exchange(SessionId session, const ExchangeTarget& target,
     reserved.push_back(answer);
     if (answer.answer != Answer::dropped) continue;
     again = again || retryable(answer.reason);
+    // A tail was refused for what its beginning was.
+    if (answer.reason != Reason::refused_tail) note_refused(item.fields->key, answer.reason);
     // What only lacks such a parent is asked for again with it: it was not refused for good.
     if (again && answer.reason != Reason::refused_tail) refused_.erase(item.fields->key);
   }
@@ -119,7 +121,7 @@ Reason Reservations::seal(const Step& step, const Seal& seal) {
   group->settled |= bit;
   add_bits(state_.pool.meta(seal.slot)->settled, bit);
   const bool cleared = !group->limbo && is_cleared(*group);  // and the clear is yet to reach it
-  if (cleared) give_up(seal.slot, *group);
+  if (cleared) give_up(seal.slot, *group, Reason::cleared);
   if (group->limbo) {
     if (settled(*group)) close_group(seal.slot, *group);
     return cleared ? Reason::cleared : Reason::stale;
@@ -137,7 +139,7 @@ Reason Reservations::publish(SlotId slot, Group& group, uint64_t wall_ns) {
       meta_checksum(*meta, generation) != group.fixed) {
     // Damaged meanwhile: its checksum would vouch for the damage.
     state_.events.add("page_damaged_unfinished", "key=" + to_hex(key));
-    give_up(slot, group);
+    give_up(slot, group, Reason::mismatch);
     close_group(slot, group);
     return Reason::mismatch;
   }
@@ -221,7 +223,7 @@ SlotId Reservations::group_to_join(const Key& key) {
   if (slot == kNoSlot) return kNoSlot;
   Group& group = *state_.groups.find(slot);
   if (!is_cleared(group)) return slot;
-  give_up(slot, group);
+  give_up(slot, group, Reason::cleared);
   return kNoSlot;
 }
 
@@ -314,9 +316,20 @@ ReserveAnswer Reservations::open_group(const Step& step, const ReserveRequest& r
   return {group.generation, slot, Answer::granted, Reason::none, 0};
 }
 
-void Reservations::give_up(SlotId slot, Group& group) {
+void Reservations::note_refused(const Key& key, Reason why) {
+  // What is asked for again within the same store tells less than why the page had left.
+  if (const auto before = state_.absences.find(key); before && !before->refused && retryable(why))
+    return;
+  state_.absences.add({.key = key,
+                       .at_s = absence_time(state_.clock.boot_ns()),
+                       .refused = true,
+                       .why = static_cast<uint8_t>(why)});
+}
+
+void Reservations::give_up(SlotId slot, Group& group, Reason why) {
   if (group.limbo) return;
   group.limbo = true;
+  note_refused(group.key, why);
   state_.catalog.unclaim(group.page);
   state_.groups.no_longer_open(group);
   state_.pool.to_limbo(slot, group.generation);
@@ -348,7 +361,7 @@ void Reservations::settle(SessionId session, std::span<const SlotRef> refs) {
       continue;
     group->settled |= 1ull << ref.shard;
     add_bits(state_.pool.meta(ref.slot)->settled, 1ull << ref.shard);
-    give_up(ref.slot, *group);
+    give_up(ref.slot, *group, Reason::stale);
     if (settled(*group)) close_group(ref.slot, *group);
   }
 }
@@ -358,7 +371,7 @@ bool Reservations::give_up_cleared() {
   for (auto& [slot, group] : state_.groups) {
     if (group.limbo || !is_cleared(group)) continue;
     if (given_up++ == kEndedPerStep) return false;
-    give_up(slot, group);
+    give_up(slot, group, Reason::cleared);
   }
   return true;
 }
@@ -375,7 +388,7 @@ void Reservations::tick() {
       // asked for yet: it has until the deadline.
       const bool abandoned = over && (group.granted & ~group.settled) != 0;
       if (abandoned || now >= group.deadline_ns) {
-        give_up(slot, group);
+        give_up(slot, group, Reason::stale);
         ++given_up;
       }
     }

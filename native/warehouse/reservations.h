@@ -85,7 +85,8 @@ class Reservations {
   SlotId group_to_join(const Key& key);
   bool within_share(PayerId payer, uint64_t bytes) const;
   Reason publish(SlotId slot, Group& group, uint64_t wall_ns);
-  void give_up(SlotId slot, Group& group);
+  void give_up(SlotId slot, Group& group, Reason why);
+  void note_refused(const Key& key, Reason why);
   bool settled(const Group& group) const;
   bool is_cleared(const Group& group) const;
   void close_group(SlotId slot, const Group& group);

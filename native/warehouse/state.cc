@@ -29,13 +29,15 @@ WarehouseState::WarehouseState(WarehouseOptions warehouse_options, const Clock& 
       arena(arena_options_for(options)),
       pool(arena, options.policy),
       catalog(arena.index()),
+      absences(catalog.capacity()),
       sessions(arena.sessions_directory(), options.warehouse_id, clock, options.grace_ns,
                arena.slots().header().slab_max * arena.slots().slot_id(1, 0),
                [this] { return groups.writers(); }),
       waiters(arena.control().promoted),
       spaces(kMaxNamespaces),
       // An arena that survived knows the clears of its time, whatever became of the ledger.
-      epoch(std::max(options.epoch, arena.control().clear_epoch.value.load())) {
+      epoch(std::max(options.epoch, arena.control().clear_epoch.value.load())),
+      now{clock.boot_ns(), clock.wall_ns()} {
   if (options.write_queue_bytes == 0)
     options.write_queue_bytes = std::min<uint64_t>(arena.bytes() / 4, 1024ull << 20);
 }

@@ -14,6 +14,7 @@
 #include "nvme/log.h"
 #include "session/registry.h"
 #include "slots/pool.h"
+#include "warehouse/absences.h"
 #include "warehouse/catalog.h"
 #include "warehouse/fetches.h"
 #include "warehouse/groups.h"
@@ -78,6 +79,7 @@ struct WarehouseState {
   Arena arena;
   Pool pool;
   Catalog catalog;
+  Absences absences;
   Groups groups;
   Registry sessions;
   Waiters waiters;
@@ -88,6 +90,10 @@ struct WarehouseState {
   std::vector<Space> spaces;         // by ordinal; shape.shards == 0: none
   std::unordered_map<Key, uint16_t, KeyHash> ordinals;
   uint64_t epoch;  // of the last clear
+  // As of the last tick: for what a tenth of a second is near enough.
+  struct {
+    uint64_t boot_ns, wall_ns;
+  } now;
   Events events;
 };
 

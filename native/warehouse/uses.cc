@@ -7,8 +7,8 @@ namespace kvw {
 
 namespace {
 
-constexpr uint64_t kUseNs = kSecondNs / 2;  // one use of a page takes less than two of them
-constexpr size_t kAbove = 65536;            // pages that a pass marks above those that were used
+constexpr size_t kPrefetchAhead = 8;
+constexpr size_t kAbove = 65536;  // pages that a pass marks above those that were used
 
 // A page is of use to whoever uses what is behind it: of an engine that has a prompt's beginning
 // itself no load touches that. Without it NVMe would let the beginning go, and lose the rest.
@@ -41,6 +41,12 @@ class Above {
 }  // namespace
 
 void Uses::count_stores() {
+  for (size_t at = 0; at < stores_.size(); ++at) {
+    if (at + kPrefetchAhead < stores_.size())
+      state_.absences.prefetch(stores_[at + kPrefetchAhead].key);
+    const auto absence = state_.absences.find(stores_[at].key);
+    if (absence && !absence->refused) ++stored_again_[absence->why];
+  }
   curve_.use(stores_);
   stores_.clear();
 }
@@ -78,8 +84,6 @@ void Uses::release(const EntryView& view, PageId before) {
   released_ = view.page;
   ++released_pages_;
 }
-
-uint16_t Uses::time() const { return static_cast<uint16_t>(1 + state_.clock.boot_ns() / kUseNs); }
 
 // A pin and the load behind it, and the loads of all ranks, are one use of a page. One that is used
 // all the time is another use each second.

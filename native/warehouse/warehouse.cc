@@ -176,6 +176,7 @@ std::optional<Key> Warehouse::forget_namespace(uint32_t ordinal) {
 
 void Warehouse::tick() {
   const uint64_t now = state_.clock.boot_ns();
+  state_.now = {now, state_.clock.wall_ns()};
   state_.arena.control().heartbeat_ns.value.store(now, std::memory_order_release);
   look_at_files();
   checker_.tick(now);
@@ -281,6 +282,8 @@ WarehouseStatus Warehouse::status() {
   status.promotions_in_flight = promotions_.under_way();
   status.pages_sealed = reservations_.pages_sealed();
   status.bytes_sealed = reservations_.bytes_sealed();
+  uses_.count_stores();
+  status.stored_again = uses_.stored_again();
   status.pages_promoted = promotions_.pages_promoted();
   status.clients = state_.sessions.totals();
   status.not_admitted = writes_.not_admitted();

@@ -8,7 +8,7 @@
 // what an earlier daemon left, warehouse.cc namespaces, ticks and status. operator_eviction.h is an
 // operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has
 // copies of it in the memory of a device; puts.h has what a remote store shall get of it, fetches.h
-// what is brought from there.
+// what is brought from there. why.cc says why a page is not there.
 #pragma once
 
 #include <optional>
@@ -29,6 +29,7 @@
 #include "warehouse/reservations.h"
 #include "warehouse/state.h"
 #include "warehouse/uses.h"
+#include "warehouse/why.h"
 #include "warehouse/write_admission.h"
 
 namespace kvw {
@@ -152,6 +153,8 @@ class Warehouse final : public nvme::LogHost {
 
   // --- growth: slabs are allocated elsewhere, one after the other
   Arena& arena() { return state_.arena; }
+  // Of the keys that it names pages by.
+  Secret secret() const { return Secret(state_.options.secret.data(), kSecretBytes); }
   std::optional<uint32_t> next_slab_to_populate() const {
     return eviction_.next_slab_to_populate();
   }
@@ -164,6 +167,19 @@ class Warehouse final : public nvme::LogHost {
   // position `cursor` on (it becomes kNoPage at the end).
   std::vector<PageInfo> pages(int ordinal, PageId& cursor, size_t limit) const;
   static constexpr uint64_t kListedPerStep = 8192;
+  // Of the pages of a prompt, by their keys, what is to be said of each (why.cc): as of the wall
+  // time `as_of_ns`, as far as is known of a time a moment ago; 0: of now. Throws Error usage
+  // "namespace_unknown".
+  std::vector<PageWhy> why(const Key& namespace_id, std::span<const Key> keys,
+                           uint64_t as_of_ns) const;
+  // Adds to `branches` what is stored at `position` behind the page `parent`, beside a page of
+  // `tokens` (none: of an engine's keys, which tell no tokens). Position 0, where there is no
+  // parent: what begins at the index positions from `cursor` on, a bounded stretch of them (it
+  // becomes kNoPage at the end). Throws likewise.
+  void add_branches(const Key& namespace_id, const Key& parent, uint32_t position,
+                    std::span<const uint32_t> tokens, uint64_t as_of_ns, Branches& branches) const;
+  void add_first_pages(const Key& namespace_id, PageId& cursor, std::span<const uint32_t> tokens,
+                       uint64_t as_of_ns, Branches& branches) const;
   std::vector<std::pair<std::string, std::string>> take_events() { return state_.events.take(); }
 
   // LogHost
@@ -195,6 +211,11 @@ class Warehouse final : public nvme::LogHost {
   void publish_remote(uint32_t ordinal, std::optional<uint64_t> epoch);
   void raise_clear_epoch(uint32_t ordinal, uint64_t epoch);
   bool in_use(uint32_t ordinal) const;
+  uint16_t ordinal_to_ask(const Key& namespace_id) const;
+  bool was_there(const EntryView& view, uint64_t as_of_ns) const;
+  bool was_being_stored(const Key& key, uint64_t as_of_ns) const;
+  void compare(const EntryView& view, std::span<const uint32_t> tokens, uint64_t as_of_ns,
+               Branches& branches) const;
   void publish_rates();
   void publish_pin_limit();
   void look_at_files();

@@ -275,6 +275,7 @@ def test_calls_take_a_namespace_and_nothing_else(
             lambda wrong=wrong: client.clear(wrong),
             lambda wrong=wrong: client.evict(wrong, 1),
             lambda wrong=wrong: client.miss_ratio(wrong),
+            lambda wrong=wrong: client.why(TOKENS, space=wrong),
             lambda wrong=wrong: list(client.pages(wrong)),
             lambda wrong=wrong: list(client.check(wrong)),
             lambda wrong=wrong: next(iter(client.watch(wrong))),

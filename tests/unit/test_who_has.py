@@ -8,7 +8,7 @@ import numpy as np
 
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.transfer import TransferSpan
-from kvwarehouse.daemon.who_has import MAX_HOLDINGS, WhoHas
+from kvwarehouse.daemon.who_has import MAX_HOLDINGS, FoundPrefixes, WhoHas
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Namespace, Tier
 from kvwarehouse.wire import prefix_to_wire, status_pb2
@@ -46,7 +46,7 @@ class Parts:
 def test_namespace_that_is_forgotten_meanwhile_is_left_out() -> None:
     parts: Any = Parts()
     request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(8), None))
-    answer = WhoHas(parts, parts, parts).answer(request)
+    answer = WhoHas(FoundPrefixes(parts, parts), parts).answer(request)
     assert [(each.model, each.pages) for each in answer.holdings] == [("m1", 1)]
 
 
@@ -54,7 +54,9 @@ def test_best_of_many_namespaces_are_told() -> None:
     parts: Any = Parts()
     parts.spaces = MAX_HOLDINGS + 10
     request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(4 * parts.spaces), None))
-    told = [each.pages for each in WhoHas(parts, parts, parts).answer(request).holdings]
+    told = [
+        each.pages for each in WhoHas(FoundPrefixes(parts, parts), parts).answer(request).holdings
+    ]
     assert told == list(range(parts.spaces - 1, parts.spaces - 1 - MAX_HOLDINGS, -1))
 
 
@@ -62,5 +64,5 @@ def test_what_only_the_remote_store_has_is_told_as_nobodys() -> None:
     parts: Any = Parts()
     parts.tiers = lambda whole: np.array([Tier.NVME, Tier.REMOTE, Tier.REMOTE], np.uint8)
     request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(12), None))
-    answer = WhoHas(parts, parts, parts).answer(request)
+    answer = WhoHas(FoundPrefixes(parts, parts), parts).answer(request)
     assert [(each.pages, each.nvme_pages) for each in answer.holdings] == [(1, 1), (1, 1)]

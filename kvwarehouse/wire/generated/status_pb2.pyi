@@ -473,8 +473,15 @@ class LoadsStatus(_message.Message):
     def __init__(self, calls: _Optional[int] = ..., pages_loaded: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., failed: _Optional[_Mapping[str, int]] = ..., pages_from_hbm: _Optional[int] = ..., hbm_mismatches: _Optional[int] = ..., pages_from_remote: _Optional[int] = ...) -> None: ...
 
 class StoresStatus(_message.Message):
-    __slots__ = ("calls", "pages_sealed", "bytes_sealed", "already", "dropped", "shards_stored")
+    __slots__ = ("calls", "pages_sealed", "bytes_sealed", "already", "dropped", "shards_stored", "stored_again")
     class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class StoredAgainEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -487,13 +494,15 @@ class StoresStatus(_message.Message):
     ALREADY_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     SHARDS_STORED_FIELD_NUMBER: _ClassVar[int]
+    STORED_AGAIN_FIELD_NUMBER: _ClassVar[int]
     calls: int
     pages_sealed: int
     bytes_sealed: int
     already: int
     dropped: _containers.ScalarMap[str, int]
     shards_stored: int
-    def __init__(self, calls: _Optional[int] = ..., pages_sealed: _Optional[int] = ..., bytes_sealed: _Optional[int] = ..., already: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., shards_stored: _Optional[int] = ...) -> None: ...
+    stored_again: _containers.ScalarMap[str, int]
+    def __init__(self, calls: _Optional[int] = ..., pages_sealed: _Optional[int] = ..., bytes_sealed: _Optional[int] = ..., already: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., shards_stored: _Optional[int] = ..., stored_again: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PinsStatus(_message.Message):
     __slots__ = ("held", "taken", "refused")

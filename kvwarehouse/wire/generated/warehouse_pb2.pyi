@@ -500,3 +500,155 @@ class Load(_message.Message):
     nvme_read_bytes_per_s: int
     nvme_write_queue_bytes: int
     def __init__(self, streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., sessions: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., nvme_read_bytes_per_s: _Optional[int] = ..., nvme_write_queue_bytes: _Optional[int] = ...) -> None: ...
+
+class WhyRequest(_message.Message):
+    __slots__ = ("prefix", "namespace_id", "model", "with_tokens")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WITH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prefix: Prefix
+    namespace_id: bytes
+    model: str
+    with_tokens: bool
+    def __init__(self, prefix: _Optional[_Union[Prefix, _Mapping]] = ..., namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., with_tokens: bool = ...) -> None: ...
+
+class WhyResponse(_message.Message):
+    __slots__ = ("namespaces", "others")
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[PromptWhy]
+    others: int
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[PromptWhy, _Mapping]]] = ..., others: _Optional[int] = ...) -> None: ...
+
+class PromptWhy(_message.Message):
+    __slots__ = ("namespace", "pages", "found", "remote_pages", "runs", "branches")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    namespace: _namespace_pb2.NamespaceInfo
+    pages: int
+    found: int
+    remote_pages: int
+    runs: _containers.RepeatedCompositeFieldContainer[WhyRun]
+    branches: Branches
+    def __init__(self, namespace: _Optional[_Union[_namespace_pb2.NamespaceInfo, _Mapping]] = ..., pages: _Optional[int] = ..., found: _Optional[int] = ..., remote_pages: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[WhyRun, _Mapping]]] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ...) -> None: ...
+
+class WhyRun(_message.Message):
+    __slots__ = ("first", "pages", "state", "reason", "earliest_at_ns", "latest_at_ns", "stored_at_ns", "used_at_ns", "used_earlier", "remembered_ns")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EARLIEST_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    USED_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    USED_EARLIER_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_NS_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    pages: int
+    state: str
+    reason: str
+    earliest_at_ns: int
+    latest_at_ns: int
+    stored_at_ns: int
+    used_at_ns: int
+    used_earlier: bool
+    remembered_ns: int
+    def __init__(self, first: _Optional[int] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., earliest_at_ns: _Optional[int] = ..., latest_at_ns: _Optional[int] = ..., stored_at_ns: _Optional[int] = ..., used_at_ns: _Optional[int] = ..., used_earlier: bool = ..., remembered_ns: _Optional[int] = ...) -> None: ...
+
+class Branches(_message.Message):
+    __slots__ = ("pages", "more", "compared", "common_tokens", "tokens")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    COMMON_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    more: bool
+    compared: int
+    common_tokens: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, pages: _Optional[int] = ..., more: bool = ..., compared: _Optional[int] = ..., common_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RequestNote(_message.Message):
+    __slots__ = ("request_id", "at_ns", "tokens", "engine_tokens", "found_tokens", "load_tokens", "missing")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    at_ns: int
+    tokens: int
+    engine_tokens: int
+    found_tokens: int
+    load_tokens: int
+    missing: _containers.RepeatedCompositeFieldContainer[MissingPages]
+    def __init__(self, request_id: _Optional[str] = ..., at_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., engine_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ..., load_tokens: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingPages, _Mapping]]] = ...) -> None: ...
+
+class MissingPages(_message.Message):
+    __slots__ = ("namespace_id", "position", "parent", "keys")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    position: int
+    parent: bytes
+    keys: EngineKeys
+    def __init__(self, namespace_id: _Optional[bytes] = ..., position: _Optional[int] = ..., parent: _Optional[bytes] = ..., keys: _Optional[_Union[EngineKeys, _Mapping]] = ...) -> None: ...
+
+class NoteRequestsRequest(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestNote]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestNote, _Mapping]]] = ...) -> None: ...
+
+class NoteRequestsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("request_id", "limit")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    limit: int
+    def __init__(self, request_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "noted")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NOTED_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[NotedRequest]
+    noted: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[NotedRequest, _Mapping]]] = ..., noted: _Optional[int] = ...) -> None: ...
+
+class NotedRequest(_message.Message):
+    __slots__ = ("note", "missing")
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    note: RequestNote
+    missing: _containers.RepeatedCompositeFieldContainer[MissingWhy]
+    def __init__(self, note: _Optional[_Union[RequestNote, _Mapping]] = ..., missing: _Optional[_Iterable[_Union[MissingWhy, _Mapping]]] = ...) -> None: ...
+
+class MissingWhy(_message.Message):
+    __slots__ = ("namespace_id", "model", "page_tokens", "runs", "branches")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    model: str
+    page_tokens: int
+    runs: _containers.RepeatedCompositeFieldContainer[WhyRun]
+    branches: Branches
+    def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., page_tokens: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[WhyRun, _Mapping]]] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ...) -> None: ...

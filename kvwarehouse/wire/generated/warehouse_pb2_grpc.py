@@ -127,6 +127,21 @@ class WarehouseStub(object):
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasRequest.SerializeToString,
                 response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasResponse.FromString,
                 _registered_method=True)
+        self.Why = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/Why',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhyRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhyResponse.FromString,
+                _registered_method=True)
+        self.NoteRequests = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/NoteRequests',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.NoteRequestsRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.NoteRequestsResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/ListRequests',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
 
 
 class WarehouseServicer(object):
@@ -269,6 +284,30 @@ class WarehouseServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Why(self, request, context):
+        """What is there of a prompt, why the rest is not, and what is there in its place. A view of one
+        moment; counts as no lookup.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NoteRequests(self, request, context):
+        """What connectors looked up for requests of their engines, so that an engine's log line can be
+        asked about later. Why pages were missing is looked at now. The newest 4,096 requests are kept,
+        in memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """The notes of one request, or of the newest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WarehouseServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -361,6 +400,21 @@ def add_WarehouseServicer_to_server(servicer, server):
                     servicer.WhoHas,
                     request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasRequest.FromString,
                     response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasResponse.SerializeToString,
+            ),
+            'Why': grpc.unary_unary_rpc_method_handler(
+                    servicer.Why,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhyRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhyResponse.SerializeToString,
+            ),
+            'NoteRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteRequests,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.NoteRequestsRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.NoteRequestsResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ListRequestsRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ListRequestsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -849,6 +903,87 @@ class Warehouse(object):
             '/kvwarehouse.v1.Warehouse/WhoHas',
             kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasRequest.SerializeToString,
             kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Why(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/Why',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.WhyRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.WhyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/NoteRequests',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.NoteRequestsRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.NoteRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/ListRequests',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.ListRequestsRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,9 @@ UNARY: Final = (
     ("Store", pb.StoreRequest),
     ("Check", pb.CheckRequest),
     ("WhoHas", pb.WhoHasRequest),
+    ("Why", pb.WhyRequest),
+    ("NoteRequests", pb.NoteRequestsRequest),
+    ("ListRequests", pb.ListRequestsRequest),
     ("Watch", pb.WatchRequest),
 )
 _STREAMED: Final = ("Load", "Check")
