@@ -316,3 +316,32 @@ def test_many_threads_may_ask_at_once(connection: DaemonConnection) -> None:
     for thread in threads:
         thread.join(DEADLINE_S)
     assert failures == []
+
+
+def test_notes_reach_the_daemon_behind_the_engine_and_the_oldest_give_way(
+    serving: Serving, made: Callable[..., DaemonConnection], patient: None
+) -> None:
+    most = daemon_connection._MOST_NOTES
+    connection = made(serving.address)
+    eventually(lambda: not connection.problem, "a daemon is found")
+    serving.stop()
+    eventually(lambda: connection.problem, "it is gone")
+    for number in range(most + 7):
+        connection.note(kvw.RequestNote(str(number), 8, 0, 0, 0))
+    serving.start()
+    with serving.connect() as client:
+        eventually(lambda: client.requests(str(most + 6)), "the newest is told")
+        assert client.requests("7")[0].note.request_id == "7"
+        assert not [each for each in client.requests("6") if each.note.request_id == "6"]
+
+
+def test_note_that_is_refused_costs_nothing_else(
+    serving: Serving, made: Callable[..., DaemonConnection]
+) -> None:
+    connection = made(serving.address)
+    connection.note(kvw.RequestNote("", 8, 0, 0, 0))
+    with serving.connect() as client:
+        eventually(lambda: not connection._notes, "it was sent")
+        connection.note(kvw.RequestNote("good", 8, 0, 0, 0))
+        eventually(lambda: client.requests("good"), "the next one is told")
+    assert connection.problem == ""

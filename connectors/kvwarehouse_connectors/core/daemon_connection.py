@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -29,6 +30,11 @@ _UNKNOWN = ("namespace_unknown", "unknown_namespace")
 # daemon's are too, and its silence says nothing yet. On busy cores both were seen to wait 2.5 s.
 _STALLED_S = 1.0
 _STALLED_LOOKS = 4
+
+
+# Notes of requests that wait to be told, and how many go in a call.
+_MOST_NOTES = 1024
+_NOTES_PER_LOOK = 256
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class DaemonConnection:
         self._refused: dict[bytes, kvw.UsageError] = {}
         self._refused_by = 0  # the incarnation that did
         self._looked = threading.Condition(self._lock)
+        self._notes: deque[kvw.RequestNote] = deque(maxlen=_MOST_NOTES)
         self._last_problem = ""
         self._stalled_looks = 0
         self._device_address = 0
@@ -136,6 +143,20 @@ class DaemonConnection:
             _log.log(level, "kvwarehouse: a call failed: %s: %s", type(error).__name__, error)
             return otherwise
 
+    def note(self, note: kvw.RequestNote) -> None:
+        """Has the thread tell the daemon what was found for a request. Never blocks; where there is
+        no daemon, or requests come faster than it is told, the oldest are forgotten."""
+        self._notes.append(note)
+
+    def _send_notes(self, client: kvw.Client) -> None:
+        notes = [self._notes.popleft() for _ in range(min(len(self._notes), _NOTES_PER_LOOK))]
+        if not notes:
+            return
+        try:
+            client.note_requests(notes)
+        except kvw.WarehouseError as error:  # nobody's work: an older daemon may not know the call
+            _log.debug("notes of %d requests are lost: %s", len(notes), error)
+
     def control(self) -> kvw.Control | None:
         """The daemon's control page; None without a daemon that is alive. Reads shared memory."""
         control = self._page()
@@ -189,6 +210,7 @@ class DaemonConnection:
                 return
             self._register(self._client)
             self._tell("")
+            self._send_notes(self._client)
         except kvw.UsageError as error:
             if error.code != "closed":  # as the process ends: there is nothing left to look at
                 raise

@@ -26,6 +26,10 @@ _GROWTH = 8
 OBJECT_TOKENS = 256
 # Blocks of a group without a chain that are asked for at once, from the end.
 _BACK_ASK = 32
+# Of a request's note: blocks of a group, and the bounds of kvw.RequestNote.
+_BLOCKS_NOTED = 8
+_KEYS_NOTED = 64
+_SPACES_NOTED = 16
 
 
 class BlockKeys(Protocol):
@@ -159,6 +163,24 @@ class PrefixMatcher:
         run = page_run(place, self._groups[place], keys, wanted, None)
         tiers = self._opened[place].tiers(keys=run.key_runs(), counted=False)
         return [block for block, here in zip(wanted, kvw.Tier.here(tiers), strict=True) if not here]
+
+    def behind(
+        self, keys: BlockKeys, found_tokens: int, limit_tokens: int
+    ) -> tuple[kvw.MissingPages, ...]:
+        """For the note of a request: the first blocks of each chain behind what was found of a
+        prompt, a few of them."""
+        chains = [place for place, group in enumerate(self._groups) if group.chained]
+        each = min(_BLOCKS_NOTED, _KEYS_NOTED // len(chains)) if chains else 0
+        parts = []
+        for place in chains[:_SPACES_NOTED] if each else ():
+            group = self._groups[place]
+            begin = found_tokens // group.block_tokens
+            known = min(keys.count(group.block_hashes), limit_tokens // group.block_tokens)
+            end = min(known, begin + each)
+            if begin < end:
+                run = page_run(place, group, keys, range(begin, end), None)
+                parts.append(kvw.MissingPages(self._opened[place].space.id, run.key_runs()[0]))
+        return tuple(parts)
 
     def release(self, keys: BlockKeys) -> int:
         """Says of all stored blocks of a request that they are needed no more. Returns how many."""

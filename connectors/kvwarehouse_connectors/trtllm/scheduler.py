@@ -95,7 +95,7 @@ class SchedulerSide:
             # The engine may be copying that part of a block, on a stream of its own.
             self.counts.add("unaligned_lookups")
             return 0, False
-        hit = self._find(tracked, local_tokens)
+        hit = self._find(compat.request_id(request), tracked, local_tokens)
         if hit is None:
             return 0, False
         tracked.hit = hit
@@ -206,7 +206,7 @@ class SchedulerSide:
         self._requests[compat.request_id(request)] = tracked
         return tracked
 
-    def _find(self, tracked: TrtllmRequest, local_tokens: int) -> PrefixHit | None:
+    def _find(self, name: int, tracked: TrtllmRequest, local_tokens: int) -> PrefixHit | None:
         matcher = self._matcher()
         if matcher is None or self._offers is None or self._barrier is None:
             return None
@@ -219,6 +219,18 @@ class SchedulerSide:
             if not self._barrier.complete():
                 return None
             hit, unready = self._offers.find(matcher, tracked.keys, local_tokens, limit)
+            there = hit.tokens if hit is not None else local_tokens
+            self._connection.note(
+                kvw.RequestNote(
+                    str(name),
+                    tokens=tracked.prompt_tokens,
+                    engine_tokens=local_tokens,
+                    found_tokens=there,
+                    load_tokens=there,
+                    at_ns=time.time_ns(),
+                    missing=matcher.behind(tracked.keys, there, limit),
+                )
+            )
         except kvw.WarehouseError as error:
             self._lost(error)
             return None

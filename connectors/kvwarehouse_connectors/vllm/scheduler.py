@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import kvwarehouse as kvw
@@ -222,6 +224,7 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return
+        self._send_note(tracked, tokens)
         hit = tracked.hit
         if not tokens:
             self._drop_hit(tracked)
@@ -428,6 +431,15 @@ class SchedulerSide:
             there = hit.tokens if hit is not None else local_tokens
             if self._coordinator.should_wait(tracked, there, limit):
                 return None, True
+            tracked.note = kvw.RequestNote(
+                str(tracked.request.request_id),
+                tokens=tracked.request.num_tokens,
+                engine_tokens=local_tokens,
+                found_tokens=there,
+                load_tokens=local_tokens,
+                at_ns=time.time_ns(),
+                missing=matcher.behind(tracked.keys, there, limit),
+            )
             if hit is None:
                 return None, False
             control = self._connection.control()
@@ -443,6 +455,12 @@ class SchedulerSide:
             self._lost(error)
             return None, False
         return hit, False
+
+    def _send_note(self, tracked: VllmRequest, tokens: int) -> None:
+        """For `kvwarehouse why --request`: what was found, and that `tokens` of it are loaded."""
+        note, tracked.note = tracked.note, None
+        if note is not None:
+            self._connection.note(replace(note, load_tokens=note.engine_tokens + tokens))
 
     def _release(self, tracked: VllmRequest) -> None:
         """What earlier requests stored of a conversation that is over; it stored nothing itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import kvwarehouse as kvw
 from kvwarehouse_connectors.core.store_planner import TrackedRequest
 from kvwarehouse_connectors.vllm.adapters import AdapterLook
 from kvwarehouse_connectors.vllm.handoff import Handoff
@@ -21,6 +22,8 @@ class VllmRequest(TrackedRequest):
     """At its adapter's files; None where it has no adapter."""
     handoff: Handoff | None = None
     """What another engine said it stores of this prompt; until that is there, or given up."""
+    note: kvw.RequestNote | None = None
+    """What was found for it, until the engine says what it loads of that."""
     releases: bool = False
     """Its conversation ends with it."""
     ask_again_s: float = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -71,7 +72,7 @@ def test_pins_of_a_load_whose_request_is_gone_stay_for_as_long_as_its_size_may_t
     start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
 ) -> None:
     """They went after twice the timeout, which a long load whose pages come may take."""
-    clock = SimpleNamespace(now_s=1000.0)
+    clock = SimpleNamespace(now_s=1000.0, time_ns=time.time_ns)
     clock.monotonic = lambda: clock.now_s
     environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "10")
     environment.setattr("kvwarehouse_connectors.trtllm.scheduler.time", clock)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.serving import Serving
 from trtllm_model.ranks import Engine, Spec
 
 Start = Callable[..., Engine]
@@ -40,6 +41,33 @@ def test_second_engine_loads_what_the_first_computed(
     assert second.serve(tokens, 3) == 80
     assert all(count >= 10 for count in second.counted("loaded_blocks"))
     assert second.counted("failed_loads") == [0] * SPECS[name].ranks
+
+
+def test_daemon_is_told_what_was_found_for_each_request(
+    start: Start, prompt: Prompt, serving: Serving
+) -> None:
+    tokens = prompt(83)
+    first = start().ready()
+    first.serve(tokens, 3)
+    first.wait_stored(10)
+    second = start().ready()
+    name = second.submit([*tokens[:64], *prompt(20)], 3)
+    second.run()
+
+    def noted() -> list[tuple[int, int, int, list[tuple[int, str]]]]:
+        found = [one for one in client.requests() if one.note.request_id == str(name)]
+        return [
+            (
+                one.note.tokens,
+                one.note.found_tokens,
+                one.note.load_tokens,
+                [(run.first, run.state) for part in one.missing for run in part.runs],
+            )
+            for one in found
+        ]
+
+    with serving.connect() as client:
+        eventually(lambda: noted() == [(84, 64, 64, [(8, "unknown")])], "a note of the second")
 
 
 def test_last_token_is_computed_where_all_blocks_of_a_prompt_are_stored(

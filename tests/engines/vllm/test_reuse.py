@@ -138,3 +138,26 @@ def test_outputs_are_right_when_many_prompts_come_at_once(pair: Pair, rng: rando
 def check(found: list[Answer], expected: list[Answer]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert_same(other, one)
+
+
+def test_daemon_is_told_what_was_found_for_each_request(pair: Pair, rng: random.Random) -> None:
+    """And why not more, though the engine has stored it by then."""
+    ask = Ask(prompt(rng, 333))
+    client = pair.stored_pages.client
+
+    def noted(tokens: int) -> tuple[int, int, list[tuple[int, str]]] | None:
+        one = next((each for each in client.requests() if each.note.tokens == tokens), None)
+        if one is None:
+            return None
+        runs = [(run.first, run.state) for part in one.missing for run in part.runs]
+        return one.note.found_tokens, one.note.load_tokens, runs
+
+    pair.stored(ask)
+    eventually(lambda: noted(333) == (0, 0, [(0, "unknown")]), "a note of a new prompt")
+    pair.reloaded(ask)
+    eventually(lambda: noted(333) == (hit(ask), hit(ask), []), "a note of a prompt that hit")
+    longer = Ask([*ask.tokens[: hit(ask)], *prompt(rng, 100)])
+    pair.reloaded(longer)
+    first = hit(ask) // BLOCK
+    expected = (hit(ask), hit(ask), [(first, "unknown")])
+    eventually(lambda: noted(len(longer.tokens)) == expected, "a note of one that goes on")

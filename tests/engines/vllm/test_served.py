@@ -50,6 +50,17 @@ def test_server_says_what_was_loaded(server: Server, rng: random.Random) -> None
     eventually(lambda: server.metrics().get(name, 0) > 0, "blocks counted on the server's own page")
 
 
+def test_request_is_found_by_the_id_that_the_client_was_told(
+    server: Server, stored_pages: StoredPages, rng: random.Random
+) -> None:
+    answer = server.stream(Ask(prompt(rng, 500), max_tokens=1)).read()
+    client = stored_pages.client
+    eventually(lambda: client.requests(answer.id), f"a note of {answer.id}")
+    (noted,) = client.requests(answer.id)
+    assert noted.note.tokens == 500
+    assert noted.note.request_id.startswith(answer.id)
+
+
 def test_outputs_are_right_and_nothing_is_left_when_clients_hang_up(
     server: Server, stored_pages: StoredPages, rng: random.Random
 ) -> None:

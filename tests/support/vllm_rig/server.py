@@ -128,6 +128,7 @@ class Stream:
         if ask.salt is not None:
             body["cache_salt"] = ask.salt
         self.tokens: list[int] = []
+        self.id = ""
         self.cached = 0
         self.finish = ""
         self._connection = http.client.HTTPConnection(_HOST, port, timeout=EXCHANGE_S)
@@ -142,6 +143,7 @@ class Stream:
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue
             event = json.loads(line.removeprefix(b"data: "))
+            self.id = event.get("id") or self.id
             if event.get("usage"):
                 details = event["usage"].get("prompt_tokens_details") or {}
                 self.cached = details.get("cached_tokens") or 0
