@@ -178,7 +178,7 @@ class RequestNote:
     request_id: str
     """The engine's own, as its log has it; at most 256 bytes."""
     tokens: int
-    """Of the prompt."""
+    """Of the prompt, and of what was generated before the request was preempted."""
     engine_tokens: int
     """That the engine had itself."""
     found_tokens: int
@@ -186,8 +186,10 @@ class RequestNote:
     load_tokens: int
     """Up to where the engine loads; fewer than were found where computing is faster."""
     at_ns: int = 0
-    """Wall clock, when it was looked up."""
+    """Wall clock, when it was looked up; 0: as the note comes."""
     missing: tuple[MissingPages, ...] = ()
+    engine: str = ""
+    """Tells engines apart, whose ids may be alike; at most 256 bytes."""
 
 
 class Tier(IntEnum):

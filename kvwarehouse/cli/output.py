@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvwarehouse.durations import parse_duration
 from kvwarehouse.report.html import write_page
@@ -56,12 +57,11 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     console().print(table)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> Text:
     if isinstance(value, bytes):
-        return value.hex()
+        return Text(value.hex())
     # Text from outside is printed as it is: square brackets in it are no markup.
-    text = f"{value:,}" if isinstance(value, int) else str(value)
-    return text.replace("[", r"\[")
+    return Text(f"{value:,}" if isinstance(value, int) else str(value))
 
 
 def _plain(value: Any) -> Any:

@@ -68,7 +68,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "index_full": "the index was full of pages in use (serve --index-pages)",
     "stale": "whoever stored it ended, gave up or took too long",
     "cleared": "the namespace was cleared meanwhile",
-    "mismatch": "two clients stored it in ways that do not fit",
+    "mismatch": "what was said of it fits neither its namespace nor other stores of it",
 }
 _THERE: Final[Mapping[str, str]] = {
     "hbm": "in HBM",
@@ -158,7 +158,7 @@ def _of_prompt(args: argparse.Namespace) -> int:
         print_json(_plain(fields))
         return Exit.OK
     if not answer.namespaces:
-        print(_nothing_to_ask(known, by_keys=prompt.keys is not None))
+        print(_nothing_to_ask(known, args.namespace or "", by_keys=prompt.keys is not None))
         return Exit.OK
     best, *rest = answer.namespaces
     _show(best, began_s, prompt)
@@ -173,7 +173,7 @@ def _of_prompt(args: argparse.Namespace) -> int:
                 f" {_differs(best.namespace, each.namespace)}."
             )
     if answer.others:
-        print(f"\n{answer.others} more namespaces have less of it; name one to see it.")
+        print(f"\n{answer.others} more namespaces have no more of it; name one to see it.")
     for each in elsewhere:
         print(
             f"\n{described(each.namespace)} has more of it, {each.found:,} of {each.pages:,}"
@@ -188,11 +188,12 @@ def _list(noted: Sequence[NotedRequest]) -> None:
         return
     print_table(
         "",
-        ("at", "request", ">tokens", ">in the engine", ">found", ">loaded", "then"),
+        ("at", "engine", "request", ">tokens", ">in the engine", ">found", ">loaded", "then"),
         [
             (
                 _clock(each.note.at_ns),
-                each.note.request_id,
+                _printable(each.note.engine),
+                _printable(each.note.request_id),
                 each.note.tokens,
                 each.note.engine_tokens,
                 each.note.found_tokens - each.note.engine_tokens,
@@ -202,6 +203,11 @@ def _list(noted: Sequence[NotedRequest]) -> None:
             for each in noted
         ],
     )
+
+
+def _printable(text: str) -> str:
+    """What users may have chosen, without what would move a terminal's cursor."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _then(each: NotedRequest) -> str:
@@ -223,7 +229,7 @@ def _then(each: NotedRequest) -> str:
 
 def _show_request(each: NotedRequest, began_s: float) -> None:
     note = each.note
-    print(f"{note.request_id}, {_clock(note.at_ns)}: a prompt of {note.tokens:,} tokens\n")
+    print(f"{_printable(note.request_id)}, {_clock(note.at_ns)}: {note.tokens:,} tokens\n")
     parts = [
         (0, note.engine_tokens, "the engine had them itself"),
         (note.engine_tokens, note.load_tokens, "found; the engine loads them"),
@@ -236,7 +242,7 @@ def _show_request(each: NotedRequest, began_s: float) -> None:
         [(_span(first, end - first), said) for first, end, said in parts if end > first],
     )
     for part in each.missing:
-        if part.runs[0].there:
+        if not part.runs or part.runs[0].there:
             continue  # another of the model's namespaces ended it
         print(f"\nMissing in {part.namespace_id.hex()[:12]} ({part.model}) at that time:")
         print_table(
@@ -289,17 +295,18 @@ def _elsewhere(client: Client, prompt: PromptFile, answer: WhyAnswer) -> list[Pr
     ]
 
 
-def _nothing_to_ask(known: list[StoredNamespace], *, by_keys: bool) -> str:
-    others = sum((each.fields["hash_scheme"] != CHAIN_SCHEME) != by_keys for each in known)
-    if not known:
+def _nothing_to_ask(known: list[StoredNamespace], model: str, *, by_keys: bool) -> str:
+    """Of the namespaces that were meant none could be asked."""
+    meant = [each for each in known if model in ("", each.fields["model"])]
+    if not meant:
         return "This warehouse has no namespace yet: nothing was stored."
-    if not others:
-        return "All namespaces that could have it have a salt; name one by its id."
+    if any((each.fields["hash_scheme"] != CHAIN_SCHEME) == by_keys for each in meant):
+        return "The namespaces that could have it have a salt; name one by its id."
     if by_keys:
-        return f"No namespace here names pages by an engine's hashes; {others} do by tokens."
+        return "The namespaces here name pages by their tokens: give those, without --keys."
     return (
-        f"No namespace here names pages by their tokens; {others} do by their engine's block"
-        " hashes: give those, with --keys."
+        "The namespaces here name pages by their engine's block hashes: give those, with --keys, or"
+        " ask about a request (--recent)."
     )
 
 
@@ -324,6 +331,8 @@ def _show(each: PromptWhy, began_s: float, prompt: PromptFile) -> None:
             for run in each.runs
         ],
     )
+    if cut := each.pages - sum(run.pages for run in each.runs):
+        print(f"... and {cut:,} pages more, in other runs.")
     if each.remote_pages:
         last = each.found + each.remote_pages - 1
         print(f"The remote store probably has pages {each.found:,} to {last:,}.")
@@ -351,14 +360,14 @@ def _said(run: WhyRun, began_s: float) -> str:
     if run.state == "refused":
         return f"not stored, {when}: {_REFUSED.get(run.reason, run.reason)}"
     said = f"left {when}: {_LEFT.get(run.reason, run.reason)}"
-    return "; ".join([said, *_life(run)])
+    return "; ".join([said, *_life(run, began_s)])
 
 
-def _life(run: WhyRun) -> list[str]:
+def _life(run: WhyRun, began_s: float) -> list[str]:
     """Of the first page of the run, how long before it left it was stored and used."""
 
     def before(at_ns: int) -> str:
-        seconds = round((run.earliest_at_ns - at_ns) / 1e9)
+        seconds = round((run.first_at_ns - at_ns) / 1e9)
         return format_duration(seconds) if seconds > 0 else "under 1 s"
 
     said = []
@@ -367,8 +376,10 @@ def _life(run: WhyRun) -> list[str]:
     if run.used_at_ns:
         least = "at least " if run.used_earlier else ""
         said.append(f"last used {least}{before(run.used_at_ns)} before")
-    else:
+    elif run.stored_at_ns / 1e9 > began_s:
         said.append("never used")
+    else:
+        said.append("not used since the daemon began")
     return said
 
 
@@ -384,7 +395,8 @@ def _parting(each: PromptWhy) -> str:
     first = each.found * tokens
     behind = f"behind the same {first:,} tokens" if first else "in this namespace"
     if not branches.pages:
-        return f"Nothing else is stored {behind}."
+        within = " was found within a second" if branches.more else " is stored"
+        return f"Nothing else{within} {behind}."
     count = _count(branches)
     pages = f"{count} other page{'' if branches.pages == 1 else 's'}"
     verb = "is" if branches.pages == 1 else "are"

@@ -138,9 +138,9 @@ class Client:
 
         forget: the namespace is no more either (of all: those that nobody stores into or watches),
         until somebody opens it again, or stores into it; refresh does not bring it back. A
-        warehouse has 4,096 of them, and gives the place of one
-        that is empty to a new one by itself. Raises CapacityError (code "namespace_in_use") where
-        `space` was cleared and is in use."""
+        warehouse has 4,096 of them, and gives the place of one that is empty to a new one by
+        itself. Raises CapacityError (code "namespace_in_use") where `space` was cleared and is in
+        use."""
         cleared = self._channel.ask(admin.clear(space, everything=all, forget=forget))
         if forget:
             self._reopened.forget(space)
@@ -220,15 +220,15 @@ class Client:
         return self._channel.ask(why(tokens, keys, space, model, with_tokens=with_tokens))
 
     def note_requests(self, notes: Sequence[RequestNote]) -> None:
-        """Tells the daemon what was found for requests of an engine, 1,024 at most, so that
+        """Tells the daemon what was found for requests of an engine, 256 at most, so that
         `kvwarehouse why --request ID` can say it later. The newest 4,096 requests are kept, in
         memory. For connectors, from a thread that may wait. Raises UsageError (code "bad_note")
         beyond a bound."""
         self._channel.ask(note_requests(notes))
 
     def requests(self, request_id: str = "", *, limit: int = 1000) -> list[NotedRequest]:
-        """What was noted of the request of that id, else of those whose id begins so, the newest
-        first, `limit` at most."""
+        """What was noted of the request of that id, by each engine; else of those whose id begins
+        so. The newest first, `limit` at most, and as many as fit a message."""
         return self._channel.ask(requests(request_id, limit))
 
     def check(

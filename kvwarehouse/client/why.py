@@ -38,10 +38,12 @@ class WhyRun:
     stored_at_ns: int = 0
     """Of the first page, when it was stored."""
     used_at_ns: int = 0
-    """Of the first page, its last use; 0: none since it was stored."""
+    """Of the first page, its last use; 0: none since it came, or since the daemon began."""
     used_earlier: bool = False
     """used_at_ns is the latest that it can have been: it may be hours earlier."""
     remembered_ns: int = 0
+    first_at_ns: int = 0
+    """When the first page left or was refused."""
 
     @property
     def there(self) -> bool:
@@ -134,6 +136,7 @@ def _to_wire(note: RequestNote) -> pb.RequestNote:
         engine_tokens=note.engine_tokens,
         found_tokens=note.found_tokens,
         load_tokens=note.load_tokens,
+        engine=note.engine,
         missing=[
             pb.MissingPages(
                 namespace_id=each.namespace_id,

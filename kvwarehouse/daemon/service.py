@@ -237,7 +237,7 @@ class WarehouseService(wire.WarehouseServicer):
     def NoteRequests(
         self, request: pb.NoteRequestsRequest, context: grpc.ServicerContext
     ) -> pb.NoteRequestsResponse:
-        return self._requests.note(request)
+        return self._requests.note(request, Deadline.of(context))
 
     def ListRequests(
         self, request: pb.ListRequestsRequest, context: grpc.ServicerContext

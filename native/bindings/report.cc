@@ -335,6 +335,7 @@ nb::dict dict_of(const WhyReport& report) {
     row["reason"] = absent ? absence.name() : "";
     row["earliest_at_ns"] = wall_ns(run.earliest_at_s);
     row["latest_at_ns"] = wall_ns(run.latest_at_s);
+    row["first_at_ns"] = wall_ns(absence.at_s);
     row["stored_at_ns"] = wall_ns(absence.stored_at_s);
     row["used_at_ns"] = wall_ns(absence.used_at_s);
     row["used_earlier"] = absence.perhaps_earlier;

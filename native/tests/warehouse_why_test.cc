@@ -187,22 +187,49 @@ TEST(page_that_is_refused_is_told_with_the_reason_of_the_time) {
   for (const uint64_t pages : asked.world->status().stored_again) CHECK_EQ(pages, 0);
 }
 
-// It is asked for again a moment later: why it had left tells more.
-TEST(store_that_waits_for_room_does_not_hide_why_the_page_had_left) {
+// Under pressure a store is put off, and its pages are refused for want of their parent until it
+// comes again: they come back all the same.
+TEST(pages_that_come_back_late_are_counted_by_why_they_had_left) {
   Asked asked;
-  const TestPage page = asked.world.page(0);
-  CHECK(asked.peer->store(page));
+  const auto prompt = pages_of(asked.world.shape(), 0, 3);
+  CHECK(asked.peer->store_all(prompt));
   uint64_t left = 0;
-  asked.world->evict(-1, 1, "dram", left);
+  asked.world->evict(-1, 3, "dram", left);
   std::vector<ReserveAnswer> unfinished;
   for (uint64_t chain = 1;; ++chain) {
     const auto grant = asked.peer->reserve(asked.world.page(chain));
     if (grant.answer == Answer::dropped) break;
     unfinished.push_back(grant);
   }
-  CHECK(asked.peer->reserve(page).reason == Reason::reserve_limit);
-  CHECK_EQ(asked.said(page), "left operator");
-  CHECK_EQ(asked.said(asked.world.page(unfinished.size() + 1)), "refused reserve_limit");
+  asked.world.pass(2 * kSecondNs);
+  CHECK_EQ(asked.peer->store_some(prompt), 0);
+  CHECK_EQ(asked.said(prompt[0]), "refused reserve_limit");
+  CHECK_EQ(asked.said(prompt[1]), "refused parent_missing");
+  for (const ReserveAnswer& grant : unfinished) asked.peer->settle(grant);
+  CHECK(asked.peer->store_all(prompt));
+  CHECK_EQ(asked.world->status().stored_again[size_t(LeaveReason::operator_)], 3);
+}
+
+// What the asker stored behind its lookup was refused at first.
+TEST(what_was_refused_since_is_no_reason_of_a_moment_ago) {
+  Asked asked;
+  const auto prompt = pages_of(asked.world.shape(), 0, 2);
+  CHECK(asked.peer->store_all(prompt));
+  uint64_t left = 0;
+  asked.world->evict(-1, 1, "dram", left);
+  asked.world.pass(5 * kSecondNs);
+  const TestPage unknown = asked.world.page(9, 1);
+  const uint64_t then_ns = asked.world.clock.wall_ns();
+  for (const uint64_t later_ns : {0 * kSecondNs, 3 * kSecondNs}) {
+    asked.world.pass(later_ns);
+    CHECK(asked.peer->reserve(unknown).reason == Reason::parent_missing);
+    CHECK_EQ(asked.said(unknown, then_ns), "unknown");
+    CHECK_EQ(asked.said(unknown), "refused parent_missing");
+  }
+  CHECK_EQ(asked.said(prompt[1], then_ns), "left operator");
+  asked.world->evict(-1, 1, "dram", left);
+  CHECK_EQ(asked.said(prompt[0], then_ns), "unknown");
+  CHECK_EQ(asked.said(prompt[0]), "left operator");
 }
 
 TEST(page_that_parts_from_others_is_told_with_the_one_most_like_it) {
@@ -244,10 +271,11 @@ TEST(first_pages_of_other_prompts_are_found_all_over_the_index_within_a_bound) {
     const auto prompt = pages_of(asked.world.shape(), chain, chain < 3 ? 2 : 1);
     CHECK(asked.peer->store_all(prompt));
   }
-  const auto look = [&](const Key& space, const std::vector<uint32_t>& tokens) {
+  const auto look = [&](const Key& space, const std::vector<uint32_t>& tokens,
+                        uint64_t as_of_ns = 0) {
     Branches found;
     PageId cursor = 0;
-    while (cursor != kNoPage) asked.world->add_first_pages(space, cursor, tokens, 0, found);
+    while (cursor != kNoPage) asked.world->add_first_pages(space, cursor, tokens, as_of_ns, found);
     return found;
   };
   std::vector<uint32_t> wanted = asked.world.page(77).tokens;
@@ -258,6 +286,9 @@ TEST(first_pages_of_other_prompts_are_found_all_over_the_index_within_a_bound) {
   CHECK_EQ(look(Key{1, 1}, wanted).pages, 0);
   CHECK(asked.peer->store(asked.world.page(Branches::kMostBranches)));
   CHECK(look(asked.world.shape().id, wanted).more);
+  // Those that do not count are looks, too.
+  const Branches since = look(asked.world.shape().id, wanted, 1);
+  CHECK(since.pages == 0 && since.more && since.looks == Branches::kMostBranches);
 }
 
 // A note of what a request missed may come when its engine has stored that.

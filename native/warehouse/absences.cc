@@ -50,9 +50,10 @@ const Absences::Place& Absences::oldest(const Set& set) {
 
 void Absences::add(const Absence& absence) {
   Set& own = set(absence.key);
-  auto* place = std::ranges::find(own.places, absence.key.hi, &Place::key);
+  const uint64_t own_tag = tag(absence.key, absence.refused);
+  auto* place = std::ranges::find(own.places, own_tag, &Place::key);
   if (place == own.places.end() || place->at_s == 0) place = const_cast<Place*>(&oldest(own));
-  place->key = absence.key.hi;
+  place->key = own_tag;
   place->at_s = absence.at_s;
   place->stored_age = age_code(absence.at_s, absence.stored_at_s);
   place->used_age = age_code(absence.at_s, absence.used_at_s);
@@ -61,9 +62,10 @@ void Absences::add(const Absence& absence) {
   place->why = absence.why;
 }
 
-std::optional<Absence> Absences::find(const Key& key) const {
+std::optional<Absence> Absences::find(const Key& key, bool refused) const {
+  const uint64_t own_tag = tag(key, refused);
   for (const Place& each : set(key).places)
-    if (each.at_s != 0 && each.key == key.hi)
+    if (each.at_s != 0 && each.key == own_tag && (each.refused != 0) == refused)
       return Absence{.key = key,
                      .at_s = each.at_s,
                      .stored_at_s = time_before(each.at_s, each.stored_age),

@@ -51,8 +51,10 @@ class Absences {
   static uint64_t bytes(uint64_t pages);
 
   void add(const Absence& absence);
-  // The last one of the page.
-  std::optional<Absence> find(const Key& key) const;
+  // When the page last left, or when it was last refused: what was refused had left before,
+  // perhaps.
+  std::optional<Absence> left(const Key& key) const { return find(key, false); }
+  std::optional<Absence> refused(const Key& key) const { return find(key, true); }
   // Absences of the page from before may be forgotten; 0: none are.
   uint32_t remembers_since_s(const Key& key) const;
   void prefetch(const Key& key) const { __builtin_prefetch(set(key).places.data(), 1); }
@@ -61,7 +63,7 @@ class Absences {
   // 16 bytes. The set says the rest of the key's low half, so that one key in 2^64 and more is
   // taken for another, in what an operator is told.
   struct Place {
-    uint64_t key = 0;                                 // its high half
+    uint64_t key = 0;                                 // tag()
     uint32_t at_s = 0;                                // 0: empty
     uint32_t stored_age : 12 = 0, used_age : 12 = 0;  // see age_code()
     uint32_t refused : 1 = 0, perhaps_earlier : 1 = 0, why : 6 = 0;
@@ -71,6 +73,9 @@ class Absences {
     std::array<Place, 4> places;
   };
 
+  // The key's high half; its complement where it was refused: the two have a place each.
+  static uint64_t tag(const Key& key, bool refused) { return refused ? ~key.hi : key.hi; }
+  std::optional<Absence> find(const Key& key, bool refused) const;
   Set& set(const Key& key) const { return sets_[key.lo & set_mask_]; }
   static const Place& oldest(const Set& set);
 

@@ -317,9 +317,6 @@ ReserveAnswer Reservations::open_group(const Step& step, const ReserveRequest& r
 }
 
 void Reservations::note_refused(const Key& key, Reason why) {
-  // What is asked for again within the same store tells less than why the page had left.
-  if (const auto before = state_.absences.find(key); before && !before->refused && retryable(why))
-    return;
   state_.absences.add({.key = key,
                        .at_s = absence_time(state_.clock.boot_ns()),
                        .refused = true,

@@ -44,8 +44,7 @@ void Uses::count_stores() {
   for (size_t at = 0; at < stores_.size(); ++at) {
     if (at + kPrefetchAhead < stores_.size())
       state_.absences.prefetch(stores_[at + kPrefetchAhead].key);
-    const auto absence = state_.absences.find(stores_[at].key);
-    if (absence && !absence->refused) ++stored_again_[absence->why];
+    if (const auto left = state_.absences.left(stores_[at].key)) ++stored_again_[left->why];
   }
   curve_.use(stores_);
   stores_.clear();

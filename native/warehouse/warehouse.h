@@ -214,6 +214,7 @@ class Warehouse final : public nvme::LogHost {
   uint16_t ordinal_to_ask(const Key& namespace_id) const;
   bool was_there(const EntryView& view, uint64_t as_of_ns) const;
   bool was_being_stored(const Key& key, uint64_t as_of_ns) const;
+  std::optional<Absence> absence_of(const Key& key, uint64_t as_of_ns) const;
   void compare(const EntryView& view, std::span<const uint32_t> tokens, uint64_t as_of_ns,
                Branches& branches) const;
   void publish_rates();

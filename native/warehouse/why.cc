@@ -40,6 +40,22 @@ bool Warehouse::was_being_stored(const Key& key, uint64_t as_of_ns) const {
   return begun_ns + (wall_ns - std::min(wall_ns, as_of_ns)) <= state_.clock.boot_ns();
 }
 
+// The later of the two. Of a moment ago: what was refused in the same second or later may be what
+// the asker stored behind its lookup; what left in the same second left before it, or it would have
+// been found.
+std::optional<Absence> Warehouse::absence_of(const Key& key, uint64_t as_of_ns) const {
+  auto left = state_.absences.left(key), refused = state_.absences.refused(key);
+  if (as_of_ns != 0) {
+    const uint64_t wall_ns = state_.clock.wall_ns(), boot_ns = state_.clock.boot_ns();
+    const uint64_t ago_ns = std::min(boot_ns, wall_ns - std::min(wall_ns, as_of_ns));
+    const uint32_t then_s = absence_time(boot_ns - ago_ns);
+    if (left && left->at_s > then_s) left.reset();
+    if (refused && refused->at_s >= then_s) refused.reset();
+  }
+  if (!left || !refused) return left ? left : refused;
+  return refused->at_s >= left->at_s ? refused : left;
+}
+
 std::vector<PageWhy> Warehouse::why(const Key& namespace_id, std::span<const Key> keys,
                                     uint64_t as_of_ns) const {
   const uint16_t ordinal = ordinal_to_ask(namespace_id);
@@ -62,7 +78,7 @@ std::vector<PageWhy> Warehouse::why(const Key& namespace_id, std::span<const Key
       page.absence = {.key = key,
                       .at_s = absence_time(state_.clock.boot_ns()),
                       .why = static_cast<uint8_t>(LeaveReason::cleared)};
-    } else if (const auto absence = state_.absences.find(key)) {
+    } else if (const auto absence = absence_of(key, as_of_ns)) {
       page.state = PageWhy::State::absent;
       page.absence = *absence;
     } else {
@@ -74,11 +90,12 @@ std::vector<PageWhy> Warehouse::why(const Key& namespace_id, std::span<const Key
 
 void Warehouse::compare(const EntryView& view, std::span<const uint32_t> tokens, uint64_t as_of_ns,
                         Branches& branches) const {
-  if (!was_there(view, as_of_ns)) return;
-  if (branches.pages == Branches::kMostBranches) {
+  if (branches.looks == Branches::kMostBranches) {
     branches.more = true;
     return;
   }
+  ++branches.looks;
+  if (!was_there(view, as_of_ns)) return;
   ++branches.pages;
   // A damaged header has no tokens to go by; the page's load will find it out.
   if (tokens.empty() || !view.in_dram() || !state_.has_good_header(view.slot)) return;

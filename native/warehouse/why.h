@@ -28,6 +28,7 @@ const char* page_state_name(PageWhy::State state);
 struct Branches {
   static constexpr uint64_t kMostBranches = 1024;  // that are looked at
 
+  uint64_t looks = 0;  // at pages, those that do not count among them
   uint64_t pages = 0;
   bool more = false;             // there are others, which were not looked at
   uint64_t compared = 0;         // of `pages`, those whose tokens are at hand: in DRAM

@@ -338,10 +338,13 @@ def test_notes_reach_the_daemon_behind_the_engine_and_the_oldest_give_way(
 def test_note_that_is_refused_costs_nothing_else(
     serving: Serving, made: Callable[..., DaemonConnection]
 ) -> None:
-    connection = made(serving.address)
+    connection = made(serving.address, ConnectionOptions(tick_s=0.01, engine="e"))
     connection.note(kvw.RequestNote("", 8, 0, 0, 0))
     with serving.connect() as client:
         eventually(lambda: not connection._notes, "it was sent")
-        connection.note(kvw.RequestNote("good", 8, 0, 0, 0))
-        eventually(lambda: client.requests("good"), "the next one is told")
+        long = "\N{GREEK SMALL LETTER ALPHA}" * 200  # of which 256 bytes are told
+        connection.note(kvw.RequestNote(long, 8, 0, 0, 0))
+        eventually(lambda: client.requests(long[:100]), "the next one is told")
+        (noted,) = client.requests()
+    assert (noted.note.request_id, noted.note.engine) == (long[:128], f"e-{os.getpid()}")
     assert connection.problem == ""

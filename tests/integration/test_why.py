@@ -242,7 +242,7 @@ def test_command_reads_keys_and_standard_input_and_answers_in_json(
     assert [(run["state"], run["pages"]) for run in asked["runs"]] == [("dram", 3), ("unknown", 7)]
     assert answer["elsewhere"] == []
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 2 3 4"))
-    assert "1 do by their engine's block hashes" in told(capsys, serving, "-")
+    assert "their engine's block hashes" in told(capsys, serving, "-")
     assert main(["why", "-", "nobodys", "--address", serving.address, "--timeout", "60"]) == 2
     assert "is no namespace of this warehouse" in capsys.readouterr().err
 
@@ -265,8 +265,12 @@ def test_command_tells_of_requests(
     )
     lines = told(capsys, serving, "--recent", "2").splitlines()
     assert [line.split()[1] for line in lines[1:]] == ["chat-2", "chat-1"]
+    odd = "\\[/x]\x1b[2J\n[red]"
+    client.note_requests([note(odd, 40, engine="vllm-1")])
+    assert "vllm-1  \\[/x]\N{REPLACEMENT CHARACTER}[2J" in told(capsys, serving, "--recent", "1")
+    assert "\x1b" not in told(capsys, serving, "--request", odd)
     one = told(capsys, serving, "--request", "chat-1")
-    assert "a prompt of 40 tokens" in one
+    assert ": 40 tokens" in one
     assert "0-19" in one
     assert "found; computing them is faster" in one
     assert "taken out by `kvwarehouse evict`" in one

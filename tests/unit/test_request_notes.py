@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.request_notes import (
     MAX_ID_BYTES,
@@ -65,7 +67,7 @@ def missing(position: int = 3, keys: int = 2, parent: bytes = b"p") -> pb.Missin
 
 def note(notes: RequestNotes, *names: str, **fields: Any) -> None:
     made = [pb.RequestNote(request_id=name, tokens=40, **fields) for name in names]
-    notes.note(pb.NoteRequestsRequest(requests=made))
+    notes.note(pb.NoteRequestsRequest(requests=made), Deadline(60))
 
 
 def listed(notes: RequestNotes, name: str = "", limit: int = 0) -> list[str]:
@@ -76,8 +78,9 @@ def listed(notes: RequestNotes, name: str = "", limit: int = 0) -> list[str]:
 def test_why_is_asked_as_of_when_the_request_was_looked_up(
     notes: RequestNotes, warehouse: Any
 ) -> None:
-    note(notes, "r", at_ns=77, missing=[missing()])
-    assert warehouse.asked == [(KeyRun([b"k", b"k"], 3, b"p"), 77)]
+    at_ns = time.time_ns() - 10**9
+    note(notes, "r", at_ns=at_ns, missing=[missing()])
+    assert warehouse.asked == [(KeyRun([b"k", b"k"], 3, b"p"), at_ns)]
     (kept,) = notes.list(pb.ListRequestsRequest(request_id="r")).requests
     assert (kept.note.tokens, len(kept.note.missing)) == (40, 0)
     (why,) = kept.missing
@@ -110,12 +113,57 @@ def test_request_is_found_by_its_id_or_its_begin_the_newest_first(notes: Request
     assert (answer.requests[0].note.engine_tokens, answer.noted) == (4, 4)
 
 
+@pytest.mark.parametrize("ago_s", [None, 3600, -3600])
+def test_note_without_a_time_that_can_be_is_of_now(
+    notes: RequestNotes, warehouse: Any, ago_s: int | None
+) -> None:
+    before_ns = time.time_ns()
+    at_ns = 0 if ago_s is None else before_ns - ago_s * 10**9
+    note(notes, "r", at_ns=at_ns, missing=[missing()])
+    (kept,) = notes.list(pb.ListRequestsRequest()).requests
+    assert before_ns <= kept.note.at_ns <= time.time_ns()
+    assert warehouse.asked[0][1] == kept.note.at_ns
+
+
+def test_part_that_asks_nothing_is_left_out(notes: RequestNotes, warehouse: Any) -> None:
+    note(notes, "r", missing=[missing(keys=0), missing(keys=1)])
+    (kept,) = notes.list(pb.ListRequestsRequest()).requests
+    assert len(kept.missing) == len(warehouse.asked) == 1
+
+
+def test_engines_do_not_take_each_others_notes(notes: RequestNotes) -> None:
+    for first in range(0, MAX_REQUESTS, MAX_NOTES):
+        note(notes, *(str(first + at) for at in range(MAX_NOTES)), engine="a")
+    note(notes, "1", engine="b")
+    both = notes.list(pb.ListRequestsRequest(request_id="1")).requests
+    assert [each.note.engine for each in both] == ["b", "a"]
+    # The engine with the most lost its oldest.
+    assert "0" not in listed(notes, "0")
+    for number in range(2 * MAX_REQUESTS // MAX_NOTES):
+        note(notes, *(f"a{number}.{at}" for at in range(MAX_NOTES)), engine="a")
+    only = notes.list(pb.ListRequestsRequest(request_id="1")).requests
+    assert [each.note.engine for each in only] == ["b"]
+
+
+def test_answer_fits_a_message(notes: RequestNotes, monkeypatch: pytest.MonkeyPatch) -> None:
+    note(notes, "old", "middle", "new")
+    (one,) = notes.list(pb.ListRequestsRequest(limit=1)).requests
+    room = 2 * one.ByteSize() + 10
+    monkeypatch.setattr("kvwarehouse.daemon.request_notes.MAX_LIST_BYTES", room)
+    assert listed(notes) == ["new", "middle"]
+
+
+def test_call_that_comes_to_its_deadline_keeps_no_more(notes: RequestNotes) -> None:
+    notes.note(pb.NoteRequestsRequest(requests=[pb.RequestNote(request_id="r")]), Deadline(0))
+    assert listed(notes) == []
+
+
 def names(count: int) -> Iterable[str]:
     return map(str, range(count))
 
 
 def test_oldest_requests_are_forgotten_beyond_the_bound(notes: RequestNotes) -> None:
-    for first in range(0, MAX_REQUESTS + 8, MAX_NOTES):
+    for first in range(0, MAX_REQUESTS + MAX_NOTES, MAX_NOTES):
         note(notes, *(str(first + at) for at in range(MAX_NOTES)))
     answer = notes.list(pb.ListRequestsRequest(limit=5 * MAX_LISTED))
     assert (len(answer.requests), answer.noted) == (MAX_LISTED, MAX_REQUESTS + MAX_NOTES)
@@ -128,6 +176,7 @@ def test_oldest_requests_are_forgotten_beyond_the_bound(notes: RequestNotes) -> 
     [
         ({"request_id": ""}, "bad_note"),
         ({"request_id": "r" * (MAX_ID_BYTES + 1)}, "bad_note"),
+        ({"engine": "e" * (MAX_ID_BYTES + 1)}, "bad_note"),
         ({"missing": [missing(keys=1)] * (MAX_MISSING + 1)}, "bad_note"),
         ({"missing": [missing(keys=MAX_MISSING_KEYS // 2 + 1)] * 2}, "bad_note"),
         ({"missing": [missing(parent=b"p" * (MAX_KEY_BYTES + 1))]}, "bad_note"),
@@ -144,7 +193,7 @@ def test_note_beyond_a_bound_is_refused_and_nothing_is_kept(
 ) -> None:
     made = [pb.RequestNote(request_id="good"), pb.RequestNote(**{"request_id": "r", **fields})]
     with pytest.raises(UsageError) as caught:
-        notes.note(pb.NoteRequestsRequest(requests=made))
+        notes.note(pb.NoteRequestsRequest(requests=made), Deadline(60))
     assert caught.value.code == code
     assert listed(notes) == []
 

@@ -148,7 +148,8 @@ NOW_S = 1_800_000_000
 LEFT = WhyRun(
     2, 3, "left", "evicted",
     earliest_at_ns=NOW_S * 10**9, latest_at_ns=(NOW_S + 90) * 10**9,
-    stored_at_ns=(NOW_S - 600) * 10**9, used_at_ns=(NOW_S - 40) * 10**9,
+    first_at_ns=(NOW_S + 90) * 10**9,
+    stored_at_ns=(NOW_S - 510) * 10**9, used_at_ns=(NOW_S + 50) * 10**9,
 )  # fmt: skip
 
 
@@ -165,7 +166,9 @@ def test_page_that_left_is_told_with_its_life(capsys: pytest.CaptureFixture[str]
     earlier = shown(capsys, explained(replace(LEFT, used_earlier=True)))
     assert "last used at least 40 s before" in earlier
     never = shown(capsys, explained(replace(LEFT, used_at_ns=0, stored_at_ns=0)))
-    assert "make room; never used" in never
+    assert "make room; not used since the daemon began" in never
+    young = shown(capsys, explained(replace(LEFT, used_at_ns=0)))
+    assert "stored 00:10:00 before; never used" in young
 
 
 @pytest.mark.parametrize("reason", [*command._REFUSED, "a_new_one"])
@@ -188,6 +191,7 @@ def test_page_that_nobody_remembers_is_told_as_that(capsys: pytest.CaptureFixtur
     ("found", "branches", "said"),
     [
         (0, Branches(), "Nothing else is stored in this namespace."),
+        (0, Branches(more=True), "Nothing else was found within a second in this namespace."),
         (2, Branches(), "Nothing else is stored behind the same 8 tokens."),
         (
             0,
@@ -236,7 +240,13 @@ def test_difference_of_namespaces_is_told_by_field() -> None:
 
 def test_nothing_to_ask_is_told_with_what_would_be() -> None:
     keyed = stored(hash_scheme="engine/1")
-    assert "no namespace yet" in command._nothing_to_ask([], by_keys=False)
-    assert "1 do by their engine's" in command._nothing_to_ask([keyed], by_keys=False)
-    assert "1 do by tokens" in command._nothing_to_ask([stored()], by_keys=True)
-    assert "have a salt" in command._nothing_to_ask([stored()], by_keys=False)
+    assert "no namespace yet" in command._nothing_to_ask([], "", by_keys=False)
+    assert "engine's block hashes" in command._nothing_to_ask([keyed], "", by_keys=False)
+    assert "by their tokens" in command._nothing_to_ask([stored()], "m", by_keys=True)
+    assert "have a salt" in command._nothing_to_ask([keyed, stored()], "", by_keys=False)
+    assert "no namespace yet" in command._nothing_to_ask([stored()], "other", by_keys=True)
+
+
+def test_table_that_was_cut_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    each = replace(explained(WhyRun(0, 2, "dram"), found=2), pages=5)
+    assert "... and 3 pages more" in shown(capsys, each)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import kvwarehouse as kvw
@@ -35,15 +36,18 @@ _STALLED_LOOKS = 4
 # Notes of requests that wait to be told, and how many go in a call.
 _MOST_NOTES = 1024
 _NOTES_PER_LOOK = 256
+_ID_BYTES = 256
 
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """verify, read_only: as of kvw.connect. tick_s: pause between two looks at the daemon."""
+    """verify, read_only: as of kvw.connect. tick_s: pause between two looks at the daemon. engine:
+    whose requests notes are of."""
 
     verify: str = "always"
     read_only: bool = False
     tick_s: float = 0.25
+    engine: str = ""
 
 
 class DaemonConnection:
@@ -64,6 +68,7 @@ class DaemonConnection:
         self._refused: dict[bytes, kvw.UsageError] = {}
         self._refused_by = 0  # the incarnation that did
         self._looked = threading.Condition(self._lock)
+        self._name = f"{options.engine}-{os.getpid()}" if options and options.engine else ""
         self._notes: deque[kvw.RequestNote] = deque(maxlen=_MOST_NOTES)
         self._last_problem = ""
         self._stalled_looks = 0
@@ -146,7 +151,7 @@ class DaemonConnection:
     def note(self, note: kvw.RequestNote) -> None:
         """Has the thread tell the daemon what was found for a request. Never blocks; where there is
         no daemon, or requests come faster than it is told, the oldest are forgotten."""
-        self._notes.append(note)
+        self._notes.append(replace(note, request_id=_bounded(note.request_id), engine=self._name))
 
     def _send_notes(self, client: kvw.Client) -> None:
         notes = [self._notes.popleft() for _ in range(min(len(self._notes), _NOTES_PER_LOOK))]
@@ -154,7 +159,7 @@ class DaemonConnection:
             return
         try:
             client.note_requests(notes)
-        except kvw.WarehouseError as error:  # nobody's work: an older daemon may not know the call
+        except Exception as error:  # noqa: BLE001 - nobody's work; an older daemon has no such call
             _log.debug("notes of %d requests are lost: %s", len(notes), error)
 
     def control(self) -> kvw.Control | None:
@@ -261,3 +266,8 @@ class DaemonConnection:
 
 def _late(control: kvw.Control | None) -> bool:
     return control is not None and control.heartbeat_age_s >= _STALLED_S
+
+
+def _bounded(request_id: str) -> str:
+    """Users choose a part of it. What is left out is not missed by who asks how it begins."""
+    return request_id.encode("utf-8", "replace")[:_ID_BYTES].decode("utf-8", "ignore")

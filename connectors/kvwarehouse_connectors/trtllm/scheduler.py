@@ -48,7 +48,8 @@ class SchedulerSide:
         self._llm_args = llm_args
         self._settings = settings
         self._connection = DaemonConnection(
-            settings.address, ConnectionOptions(verify=settings.verify, read_only=True)
+            settings.address,
+            ConnectionOptions(verify=settings.verify, read_only=True, engine="trtllm"),
         )
         self._cache_info: handshake.TrtllmCacheInfo | None = None
         self._offers: Offers | None = None

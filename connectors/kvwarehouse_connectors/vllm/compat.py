@@ -119,6 +119,13 @@ _FOR_THE_TIER = {
 }
 
 
+def request_name(request_id: str) -> str:
+    """A request's id, beginning as its client was told: of several samples each one's number stands
+    in front (vllm/v1/engine/parallel_sampling.py)."""
+    sample = re.fullmatch(r"(\d+)_(.+)", request_id, re.DOTALL)
+    return f"{sample[2]}_{sample[1]}" if sample else request_id
+
+
 def group_spec(group: Any) -> Any:
     """The spec of a cache group; of layers that differ in size only, that of the first."""
     spec = group.kv_cache_spec

@@ -82,7 +82,7 @@ class SchedulerSide:
         self._adapters = Adapters()
         self._connection = DaemonConnection(
             settings.address,
-            ConnectionOptions(verify=settings.verify, read_only=True),
+            ConnectionOptions(verify=settings.verify, read_only=True, engine="vllm"),
         )
         self._requests: dict[str, VllmRequest] = {}
         self._looks: dict[str, AdapterLook] = {}  # of requests whose adapter is not known yet
@@ -432,7 +432,7 @@ class SchedulerSide:
             if self._coordinator.should_wait(tracked, there, limit):
                 return None, True
             tracked.note = kvw.RequestNote(
-                str(tracked.request.request_id),
+                compat.request_name(tracked.request.request_id),
                 tokens=tracked.request.num_tokens,
                 engine_tokens=local_tokens,
                 found_tokens=there,

@@ -538,7 +538,7 @@ class PromptWhy(_message.Message):
     def __init__(self, namespace: _Optional[_Union[_namespace_pb2.NamespaceInfo, _Mapping]] = ..., pages: _Optional[int] = ..., found: _Optional[int] = ..., remote_pages: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[WhyRun, _Mapping]]] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ...) -> None: ...
 
 class WhyRun(_message.Message):
-    __slots__ = ("first", "pages", "state", "reason", "earliest_at_ns", "latest_at_ns", "stored_at_ns", "used_at_ns", "used_earlier", "remembered_ns")
+    __slots__ = ("first", "pages", "state", "reason", "earliest_at_ns", "latest_at_ns", "stored_at_ns", "used_at_ns", "used_earlier", "remembered_ns", "first_at_ns")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -549,6 +549,7 @@ class WhyRun(_message.Message):
     USED_AT_NS_FIELD_NUMBER: _ClassVar[int]
     USED_EARLIER_FIELD_NUMBER: _ClassVar[int]
     REMEMBERED_NS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_AT_NS_FIELD_NUMBER: _ClassVar[int]
     first: int
     pages: int
     state: str
@@ -559,7 +560,8 @@ class WhyRun(_message.Message):
     used_at_ns: int
     used_earlier: bool
     remembered_ns: int
-    def __init__(self, first: _Optional[int] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., earliest_at_ns: _Optional[int] = ..., latest_at_ns: _Optional[int] = ..., stored_at_ns: _Optional[int] = ..., used_at_ns: _Optional[int] = ..., used_earlier: bool = ..., remembered_ns: _Optional[int] = ...) -> None: ...
+    first_at_ns: int
+    def __init__(self, first: _Optional[int] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., earliest_at_ns: _Optional[int] = ..., latest_at_ns: _Optional[int] = ..., stored_at_ns: _Optional[int] = ..., used_at_ns: _Optional[int] = ..., used_earlier: bool = ..., remembered_ns: _Optional[int] = ..., first_at_ns: _Optional[int] = ...) -> None: ...
 
 class Branches(_message.Message):
     __slots__ = ("pages", "more", "compared", "common_tokens", "tokens")
@@ -576,7 +578,7 @@ class Branches(_message.Message):
     def __init__(self, pages: _Optional[int] = ..., more: bool = ..., compared: _Optional[int] = ..., common_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RequestNote(_message.Message):
-    __slots__ = ("request_id", "at_ns", "tokens", "engine_tokens", "found_tokens", "load_tokens", "missing")
+    __slots__ = ("request_id", "at_ns", "tokens", "engine_tokens", "found_tokens", "load_tokens", "missing", "engine")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +586,7 @@ class RequestNote(_message.Message):
     FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     at_ns: int
     tokens: int
@@ -591,7 +594,8 @@ class RequestNote(_message.Message):
     found_tokens: int
     load_tokens: int
     missing: _containers.RepeatedCompositeFieldContainer[MissingPages]
-    def __init__(self, request_id: _Optional[str] = ..., at_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., engine_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ..., load_tokens: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingPages, _Mapping]]] = ...) -> None: ...
+    engine: str
+    def __init__(self, request_id: _Optional[str] = ..., at_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., engine_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ..., load_tokens: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingPages, _Mapping]]] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class MissingPages(_message.Message):
     __slots__ = ("namespace_id", "position", "parent", "keys")

@@ -14,6 +14,7 @@ import kvwarehouse as kvw
 from kvwarehouse.client.why import NotedRequest
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_connectors.vllm import compat
 from vllm_parts.halves import Engine
 from vllm_parts.prompts import one_group, one_window, stored_prompt, two_sizes
 from vllm_parts.requests import request, tokens
@@ -130,3 +131,11 @@ def test_request_that_loads_nothing_by_its_own_wish_is_not_told(
     assert run(engine, request(tokens(rng, 64), name="after"), 4) == 0
     noted(client, "after")
     assert client.requests("alone") == []
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [("cmpl-1-0-ab", "cmpl-1-0-ab"), ("1_cmpl-7", "cmpl-7_1"), ("12", "12"), ("x_1", "x_1")],
+)
+def test_id_begins_as_the_client_was_told(own: str, told: str) -> None:
+    assert compat.request_name(own) == told
