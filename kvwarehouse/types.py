@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kvwarehouse.errors import UsageError
 
@@ -167,16 +167,22 @@ class MissingPages:
 
     namespace_id: bytes
     run: KeyRun
-    """A few of them: all those of a request are at most 64, in at most 16 namespaces."""
+    """A few of them: RequestNote.MAX_KEYS is for all those of a request."""
 
 
 @dataclass(frozen=True)
 class RequestNote:
     """What an engine's connector found for a request. Tokens are counted from the prompt's
-    begin."""
+    begin. The daemon refuses what is beyond a bound."""
+
+    MAX_ID_BYTES: ClassVar[int] = 256
+    """Of a request, and of an engine."""
+    MAX_NAMESPACES: ClassVar[int] = 16
+    MAX_KEYS: ClassVar[int] = 64
+    """In all its namespaces."""
 
     request_id: str
-    """The engine's own, as its log has it; at most 256 bytes."""
+    """The engine's own, as its log has it."""
     tokens: int
     """Of the prompt, and of what was generated before the request was preempted."""
     engine_tokens: int
@@ -189,7 +195,7 @@ class RequestNote:
     """Wall clock, when it was looked up; 0: as the note comes."""
     missing: tuple[MissingPages, ...] = ()
     engine: str = ""
-    """Tells engines apart, whose ids may be alike; at most 256 bytes."""
+    """Tells engines apart, whose ids may be alike."""
 
 
 class Tier(IntEnum):

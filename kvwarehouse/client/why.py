@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from kvwarehouse.client.admin import Named, Opened, StoredNamespace, namespace_id, stored_namespace
 from kvwarehouse.client.routing import Question
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import RequestNote
-from kvwarehouse.wire import plain
+from kvwarehouse.wire import MAX_LIST_REQUESTS, plain
 from kvwarehouse.wire import warehouse_pb2 as pb
-
-MAX_LISTED: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,10 @@ def note_requests(notes: Sequence[RequestNote]) -> Call[pb.NoteRequestsResponse,
 
 def requests(request_id: str, limit: int) -> Call[pb.ListRequestsResponse, list[NotedRequest]]:
     """Raises UsageError for a limit that is none."""
-    if not 1 <= limit <= MAX_LISTED:
-        raise UsageError(f"limit {limit} cannot be; use 1 to {MAX_LISTED:,}", code="bad_limit")
+    if not 1 <= limit <= MAX_LIST_REQUESTS:
+        raise UsageError(
+            f"limit {limit} cannot be; use 1 to {MAX_LIST_REQUESTS:,}", code="bad_limit"
+        )
     request = pb.ListRequestsRequest(request_id=request_id, limit=limit)
     return Call("ListRequests", request, lambda answer: [_noted(each) for each in answer.requests])
 

@@ -15,19 +15,17 @@ from typing import Any, Final, NamedTuple
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import UsageError
-from kvwarehouse.types import KeyRun
-from kvwarehouse.wire import MAX_KEY_BYTES, MAX_LIST_BYTES, fill
+from kvwarehouse.types import KeyRun, RequestNote
+from kvwarehouse.wire import (
+    MAX_KEY_BYTES,
+    MAX_LIST_BYTES,
+    MAX_LIST_REQUESTS,
+    MAX_NOTES,
+    fill,
+)
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 MAX_REQUESTS: Final = 4096
-MAX_NOTES: Final = 256
-"""In one call."""
-MAX_ID_BYTES: Final = 256
-"""Of a request, and of an engine."""
-MAX_MISSING: Final = 16
-MAX_MISSING_KEYS: Final = 64
-"""Of one request, in all its namespaces."""
-MAX_LISTED: Final = 1000
 
 # What is told later than that is told of now: a clock that was set must not make old of new.
 _OLDEST_S: Final = 600
@@ -86,7 +84,7 @@ class RequestNotes:
         found.sort(reverse=True, key=lambda kept: kept.number)
         answer = pb.ListRequestsResponse(noted=noted)
         room = MAX_LIST_BYTES
-        for _, kept in found[: min(request.limit or MAX_LISTED, MAX_LISTED)]:
+        for _, kept in found[: min(request.limit or MAX_LIST_REQUESTS, MAX_LIST_REQUESTS)]:
             room -= kept.ByteSize()
             if room < 0:
                 break
@@ -134,14 +132,16 @@ def _run(part: pb.MissingPages) -> KeyRun:
 
 
 def _check(note: pb.RequestNote) -> None:
+    longest = RequestNote.MAX_ID_BYTES
     for what, name in (("a request's", note.request_id), ("an engine's", note.engine or "-")):
-        if not 0 < len(name.encode()) <= MAX_ID_BYTES:
-            raise _bad(f"{what} id of {len(name.encode())} bytes", f"use 1 to {MAX_ID_BYTES}")
+        if not 0 < len(name.encode()) <= longest:
+            raise _bad(f"{what} id of {len(name.encode())} bytes", f"use 1 to {longest}")
     keys = [key for part in note.missing for key in part.keys.keys]
-    if len(note.missing) > MAX_MISSING or len(keys) > MAX_MISSING_KEYS:
+    spaces = RequestNote.MAX_NAMESPACES
+    if len(note.missing) > spaces or len(keys) > RequestNote.MAX_KEYS:
         raise _bad(
             f"{len(note.missing)} namespaces and {len(keys)} keys in the note of a request",
-            f"send at most {MAX_MISSING} and {MAX_MISSING_KEYS}",
+            f"send at most {spaces} and {RequestNote.MAX_KEYS}",
         )
     for part in note.missing:
         _run(part)

@@ -15,7 +15,9 @@ from kvwarehouse.wire.limits import (
     MAX_KEYS,
     MAX_LIST_BYTES,
     MAX_LIST_PAGES,
+    MAX_LIST_REQUESTS,
     MAX_MESSAGE_BYTES,
+    MAX_NOTES,
     MAX_TOKENS,
 )
 from kvwarehouse.wire.messages import (
@@ -47,7 +49,9 @@ __all__ = [
     "MAX_KEY_BYTES",
     "MAX_LIST_BYTES",
     "MAX_LIST_PAGES",
+    "MAX_LIST_REQUESTS",
     "MAX_MESSAGE_BYTES",
+    "MAX_NOTES",
     "MAX_TOKENS",
     "SERVICE_NAME",
     "STATUS_BY_CODE",

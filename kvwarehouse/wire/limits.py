@@ -26,6 +26,12 @@ MAX_LIST_PAGES = 1000
 MAX_LIST_BYTES = 7 << 20
 """Namespaces of one ListNamespaces answer: a message, but for what frames 4,096 of them."""
 
+MAX_LIST_REQUESTS = 1000
+"""Requests of one ListRequests answer, if as many fit MAX_LIST_BYTES."""
+
+MAX_NOTES = 256
+"""Requests of one NoteRequests: each has the core look at up to 64 pages."""
+
 MAX_EVICT_PAGES = 100_000
 """Pages of one Evict: bounds the tombstones of one ledger transaction."""
 

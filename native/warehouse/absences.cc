@@ -8,8 +8,6 @@ namespace kvw {
 
 namespace {
 
-constexpr uint64_t kWays = 4;
-
 uint64_t places_for(uint64_t pages) {
   return std::bit_ceil(std::clamp(pages, Absences::kFewestAbsences, Absences::kMostAbsences));
 }

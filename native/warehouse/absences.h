@@ -25,7 +25,7 @@ struct Absence {
   Key key;
   uint32_t at_s = 0;             // since when
   uint32_t stored_at_s = 0;      // of what left; 0: not known
-  uint32_t used_at_s = 0;        // of what left, last; 0: not since it was stored
+  uint32_t used_at_s = 0;        // of what left, last; 0: not since it was stored, nor since this daemon began
   bool refused = false;          // it was not stored; else it left
   uint8_t why = 0;               // a Reason, or a LeaveReason
   bool perhaps_earlier = false;  // used_at_s is the latest that its last use can have been
@@ -60,6 +60,8 @@ class Absences {
   void prefetch(const Key& key) const { __builtin_prefetch(set(key).places.data(), 1); }
 
  private:
+  static constexpr uint64_t kWays = 4;
+
   // 16 bytes. The set says the rest of the key's low half, so that one key in 2^64 and more is
   // taken for another, in what an operator is told.
   struct Place {
@@ -70,7 +72,7 @@ class Absences {
   };
   static_assert(sizeof(Place) == 16 && static_cast<size_t>(Reason::count) <= 64);
   struct alignas(64) Set {
-    std::array<Place, 4> places;
+    std::array<Place, kWays> places;
   };
 
   // The key's high half; its complement where it was refused: the two have a place each.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse import config
+from kvwarehouse import RequestNote, config
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
@@ -65,6 +65,8 @@ def named(name: str) -> Any:
     module, _, constant = name.rpartition(".")
     if not module:
         return native(name)
+    if module == RequestNote.__name__:
+        return getattr(RequestNote, constant)
     package = _PACKAGES.get(module, "daemon")
     return getattr(importlib.import_module(f"kvwarehouse.{package}.{module}"), constant)
 

@@ -10,18 +10,10 @@ import pytest
 
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
-from kvwarehouse.daemon.request_notes import (
-    MAX_ID_BYTES,
-    MAX_LISTED,
-    MAX_MISSING,
-    MAX_MISSING_KEYS,
-    MAX_NOTES,
-    MAX_REQUESTS,
-    RequestNotes,
-)
+from kvwarehouse.daemon.request_notes import MAX_REQUESTS, RequestNotes
 from kvwarehouse.errors import UsageError
-from kvwarehouse.types import KeyRun, Namespace
-from kvwarehouse.wire import MAX_KEY_BYTES
+from kvwarehouse.types import KeyRun, Namespace, RequestNote
+from kvwarehouse.wire import MAX_KEY_BYTES, MAX_LIST_REQUESTS, MAX_NOTES
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 SPACE = Namespace(model="m", weights="w", dtype="b", layout="l/1", page_tokens=4, page_bytes=8)
@@ -165,8 +157,8 @@ def names(count: int) -> Iterable[str]:
 def test_oldest_requests_are_forgotten_beyond_the_bound(notes: RequestNotes) -> None:
     for first in range(0, MAX_REQUESTS + MAX_NOTES, MAX_NOTES):
         note(notes, *(str(first + at) for at in range(MAX_NOTES)))
-    answer = notes.list(pb.ListRequestsRequest(limit=5 * MAX_LISTED))
-    assert (len(answer.requests), answer.noted) == (MAX_LISTED, MAX_REQUESTS + MAX_NOTES)
+    answer = notes.list(pb.ListRequestsRequest(limit=5 * MAX_LIST_REQUESTS))
+    assert (len(answer.requests), answer.noted) == (MAX_LIST_REQUESTS, MAX_REQUESTS + MAX_NOTES)
     assert listed(notes, "0") == []
     assert listed(notes, str(MAX_NOTES)) == [str(MAX_NOTES)]
 
@@ -175,10 +167,10 @@ def test_oldest_requests_are_forgotten_beyond_the_bound(notes: RequestNotes) -> 
     ("fields", "code"),
     [
         ({"request_id": ""}, "bad_note"),
-        ({"request_id": "r" * (MAX_ID_BYTES + 1)}, "bad_note"),
-        ({"engine": "e" * (MAX_ID_BYTES + 1)}, "bad_note"),
-        ({"missing": [missing(keys=1)] * (MAX_MISSING + 1)}, "bad_note"),
-        ({"missing": [missing(keys=MAX_MISSING_KEYS // 2 + 1)] * 2}, "bad_note"),
+        ({"request_id": "r" * (RequestNote.MAX_ID_BYTES + 1)}, "bad_note"),
+        ({"engine": "e" * (RequestNote.MAX_ID_BYTES + 1)}, "bad_note"),
+        ({"missing": [missing(keys=1)] * (RequestNote.MAX_NAMESPACES + 1)}, "bad_note"),
+        ({"missing": [missing(keys=RequestNote.MAX_KEYS // 2 + 1)] * 2}, "bad_note"),
         ({"missing": [missing(parent=b"p" * (MAX_KEY_BYTES + 1))]}, "bad_note"),
         (
             {"missing": [pb.MissingPages(namespace_id=SPACE.id, keys=pb.EngineKeys(keys=[b""]))]},

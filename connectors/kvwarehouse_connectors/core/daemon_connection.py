@@ -36,7 +36,6 @@ _STALLED_LOOKS = 4
 # Notes of requests that wait to be told, and how many go in a call.
 _MOST_NOTES = 1024
 _NOTES_PER_LOOK = 256
-_ID_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -270,4 +269,6 @@ def _late(control: kvw.Control | None) -> bool:
 
 def _bounded(request_id: str) -> str:
     """Users choose a part of it. What is left out is not missed by who asks how it begins."""
-    return request_id.encode("utf-8", "replace")[:_ID_BYTES].decode("utf-8", "ignore")
+    return request_id.encode("utf-8", "replace")[: kvw.RequestNote.MAX_ID_BYTES].decode(
+        "utf-8", "ignore"
+    )

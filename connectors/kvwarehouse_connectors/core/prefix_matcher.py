@@ -6,6 +6,7 @@ thread-safe.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,10 +27,8 @@ _GROWTH = 8
 OBJECT_TOKENS = 256
 # Blocks of a group without a chain that are asked for at once, from the end.
 _BACK_ASK = 32
-# Of a request's note: blocks of a group, and the bounds of kvw.RequestNote.
+# Of a group, in a request's note.
 _BLOCKS_NOTED = 8
-_KEYS_NOTED = 64
-_SPACES_NOTED = 16
 
 
 class BlockKeys(Protocol):
@@ -164,23 +163,43 @@ class PrefixMatcher:
         tiers = self._opened[place].tiers(keys=run.key_runs(), counted=False)
         return [block for block, here in zip(wanted, kvw.Tier.here(tiers), strict=True) if not here]
 
-    def behind(
+    def note(
+        self,
+        request_id: str,
+        keys: BlockKeys,
+        tokens: int,
+        local_tokens: int,
+        limit_tokens: int,
+        hit: PrefixHit | None,
+    ) -> kvw.RequestNote:
+        """What was just found of a request: `hit` of find(), all of which is to be loaded. tokens:
+        of its prompt."""
+        found = hit.tokens if hit is not None else local_tokens
+        return kvw.RequestNote(
+            request_id,
+            tokens=tokens,
+            engine_tokens=local_tokens,
+            found_tokens=found,
+            load_tokens=found,
+            at_ns=time.time_ns(),
+            missing=tuple(self._behind(keys, found, limit_tokens)),
+        )
+
+    def _behind(
         self, keys: BlockKeys, found_tokens: int, limit_tokens: int
-    ) -> tuple[kvw.MissingPages, ...]:
-        """For the note of a request: the first blocks of each chain behind what was found of a
-        prompt, a few of them."""
+    ) -> Iterator[kvw.MissingPages]:
+        """The first blocks of each chain behind what was found of a prompt, a few of them."""
+        note = kvw.RequestNote
         chains = [place for place, group in enumerate(self._groups) if group.chained]
-        each = min(_BLOCKS_NOTED, _KEYS_NOTED // len(chains)) if chains else 0
-        parts = []
-        for place in chains[:_SPACES_NOTED] if each else ():
+        each = min(_BLOCKS_NOTED, note.MAX_KEYS // max(1, len(chains)))
+        for place in chains[: note.MAX_NAMESPACES]:
             group = self._groups[place]
             begin = found_tokens // group.block_tokens
             known = min(keys.count(group.block_hashes), limit_tokens // group.block_tokens)
             end = min(known, begin + each)
             if begin < end:
                 run = page_run(place, group, keys, range(begin, end), None)
-                parts.append(kvw.MissingPages(self._opened[place].space.id, run.key_runs()[0]))
-        return tuple(parts)
+                yield kvw.MissingPages(self._opened[place].space.id, run.key_runs()[0])
 
     def release(self, keys: BlockKeys) -> int:
         """Says of all stored blocks of a request that they are needed no more. Returns how many."""

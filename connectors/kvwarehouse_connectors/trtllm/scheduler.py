@@ -220,16 +220,9 @@ class SchedulerSide:
             if not self._barrier.complete():
                 return None
             hit, unready = self._offers.find(matcher, tracked.keys, local_tokens, limit)
-            there = hit.tokens if hit is not None else local_tokens
             self._connection.note(
-                kvw.RequestNote(
-                    str(name),
-                    tokens=tracked.prompt_tokens,
-                    engine_tokens=local_tokens,
-                    found_tokens=there,
-                    load_tokens=there,
-                    at_ns=time.time_ns(),
-                    missing=matcher.behind(tracked.keys, there, limit),
+                matcher.note(
+                    str(name), tracked.keys, tracked.prompt_tokens, local_tokens, limit, hit
                 )
             )
         except kvw.WarehouseError as error:

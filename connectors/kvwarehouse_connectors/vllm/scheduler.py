@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -431,15 +430,9 @@ class SchedulerSide:
             there = hit.tokens if hit is not None else local_tokens
             if self._coordinator.should_wait(tracked, there, limit):
                 return None, True
-            tracked.note = kvw.RequestNote(
-                compat.request_name(tracked.request.request_id),
-                tokens=tracked.request.num_tokens,
-                engine_tokens=local_tokens,
-                found_tokens=there,
-                load_tokens=local_tokens,
-                at_ns=time.time_ns(),
-                missing=matcher.behind(tracked.keys, there, limit),
-            )
+            name = compat.request_name(tracked.request.request_id)
+            tokens = tracked.request.num_tokens
+            tracked.note = matcher.note(name, tracked.keys, tokens, local_tokens, limit, hit)
             if hit is None:
                 return None, False
             control = self._connection.control()
