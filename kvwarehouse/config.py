@@ -232,6 +232,13 @@ class Config:
         "How the NVMe tier reads and writes.",
         "a probe knows whether io_uring is permitted here",
     )
+    keep_percent: int = setting(
+        50,
+        settings.count(0, 90),
+        "How much of DRAM may be kept, by `kvwarehouse keep` and by requests, in percent. "
+        "0: nothing.",
+        "what nobody keeps has the other half",
+    )
     write_queue_bytes: int = setting(
         0,
         settings.size,

@@ -15,7 +15,9 @@ from kvwarehouse.aio.transport import AsyncTransport
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
 from kvwarehouse.client.endpoint import checked_timeout
+from kvwarehouse.client.keeps import Keep, ListedKeeps, keep, keeps, remove_all_keeps, remove_keep
 from kvwarehouse.client.namespace import ReopenedNamespaces
+from kvwarehouse.client.prompt import Keys
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.client.transport import no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
@@ -184,6 +186,32 @@ class Client:
     ) -> WhyAnswer:
         """As kvwarehouse.Client.why."""
         return await self._ask(why(tokens, keys, space, model, with_tokens=with_tokens))
+
+    async def keep(
+        self,
+        space: Named | OpenNamespace,
+        tokens: Any = None,
+        *,
+        ttl_s: float,
+        keys: Keys | None = None,
+        name: str = "",
+        renewed: bool = False,
+    ) -> Keep:
+        """As kvwarehouse.Client.keep."""
+        call = keep(space, tokens, keys, ttl_s=ttl_s, name=name, renewed=renewed)
+        return await self._ask(call)
+
+    async def keeps(self) -> ListedKeeps:
+        """As kvwarehouse.Client.keeps."""
+        return await self._ask(keeps())
+
+    async def remove_keep(self, name: str, space: Named | OpenNamespace | None = None) -> int:
+        """As kvwarehouse.Client.remove_keep."""
+        return await self._ask(remove_keep(name, space))
+
+    async def remove_all_keeps(self, space: Named | OpenNamespace | None = None) -> int:
+        """As kvwarehouse.Client.remove_all_keeps."""
+        return await self._ask(remove_all_keeps(space))
 
     async def note_requests(self, notes: Sequence[RequestNote]) -> None:
         """As kvwarehouse.Client.note_requests."""

@@ -75,6 +75,7 @@ COMMANDS = (
     Command("top", "Watch a running warehouse: rates, hits, tiers, what fails."),
     Command("ls", "List its namespaces, or the pages of one."),
     Command("why", "Say why the pages of a prompt are found or not."),
+    Command("keep", "Have the pages of a prompt stay, for a time; list and end that."),
     Command("route", "Say which of several warehouses a request should go to."),
     Command("clear", "Remove all pages of a namespace from all tiers; erases no bytes."),
     Command("evict", "Take the coldest pages out of a tier."),

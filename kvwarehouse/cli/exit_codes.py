@@ -22,7 +22,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.USAGE: "wrong arguments or settings",
     Exit.NO_DAEMON: "no daemon or store there, or it did not answer in time",
     Exit.FOUND: "done, and the answer is bad news: damaged pages, a flush that is not through,"
-    " requests that failed, a clear that other hosts do not know of",
+    " requests that failed, a clear that other hosts do not know of, nothing that could be kept",
     Exit.REPAIRED: "done, and damaged pages were found, none of which is left",
     Exit.INTERRUPTED: "interrupted",
     Exit.NO_READER: "whoever read the output was gone before its end; what it came to is not known",

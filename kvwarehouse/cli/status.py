@@ -193,9 +193,17 @@ def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
         ("left dram", sum(dram["left"].values()), _reasons(dram["left"])),
         ("left nvme", sum(nvme["left"].values()), _reasons(nvme["left"])),
         ("not written to nvme", sum(nvme["not_admitted"].values()), _reasons(nvme["not_admitted"])),
+        *_kept(core),
         ("quarantined", core["quarantined"], ""),
         ("orphans", core["orphan_pages"], ""),
     ]
+
+
+def _kept(core: dict[str, Any]) -> list[tuple[str, int, str]]:
+    if not core["keeps"]:
+        return []
+    held, room = format_size(core["kept_bytes"]), format_size(core["keep_capacity_bytes"])
+    return [("kept", core["kept_pages"], f"{core['keeps']:,} keeps, {held} of {room}")]
 
 
 def _shards(core: dict[str, Any]) -> list[tuple[str, int, str]]:

@@ -13,7 +13,9 @@ from typing import Any, Self
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
 from kvwarehouse.client.endpoint import checked_timeout, closed
+from kvwarehouse.client.keeps import Keep, ListedKeeps, keep, keeps, remove_all_keeps, remove_keep
 from kvwarehouse.client.namespace import OpenNamespace, ReopenedNamespaces, open_namespace
+from kvwarehouse.client.prompt import Keys
 from kvwarehouse.client.rpc import Channel
 from kvwarehouse.client.transport import Transport, no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
@@ -218,6 +220,48 @@ class Client:
         Counts as no lookup, and is no use of a page. Raises UsageError: code "bad_prefix" for a
         prompt that is none, or of the other kind than the namespace's; "namespace_unknown"."""
         return self._channel.ask(why(tokens, keys, space, model, with_tokens=with_tokens))
+
+    def keep(
+        self,
+        space: Named | OpenNamespace,
+        tokens: Any = None,
+        *,
+        ttl_s: float,
+        keys: Keys | None = None,
+        name: str = "",
+        renewed: bool = False,
+    ) -> Keep:
+        """Has what is stored of a prompt stay in DRAM and NVMe for ttl_s seconds (1 to 366 days),
+        whatever is asked for meanwhile; what is on NVMe alone is brought to DRAM, as far as that
+        goes within two seconds. The prompt is given by its tokens, or by the engine's keys, one a
+        page from its first on, or, where pages stand alone as those of windows and states, a KeyRun
+        each. What is stored of it later is not kept: call it once the stores have returned. Prompts
+        that begin alike hold what they share once.
+
+        name: to remove it by, printable, at most 256 bytes; else one is chosen. A keep of the same
+        name and namespace gives way. renewed: each use of the last page that is kept begins the
+        time anew.
+
+        A clear, an evict and damage take kept pages all the same. A restart keeps them, once the
+        keep is some seconds old. Keep.pages is 0 where nothing of the prompt is stored. Raises
+        CapacityError (code "keeps_full") where the daemon has no room for all of it: --keep-percent
+        of DRAM, 4,096 keeps; then nothing of it is kept. UsageError (code "bad_keep", "bad_prefix",
+        "bad_run", "namespace_unknown")."""
+        call = keep(space, tokens, keys, ttl_s=ttl_s, name=name, renewed=renewed)
+        return self._channel.ask(call)
+
+    def keeps(self) -> ListedKeeps:
+        """The prompts that are kept, those that end first, first."""
+        return self._channel.ask(keeps())
+
+    def remove_keep(self, name: str, space: Named | OpenNamespace | None = None) -> int:
+        """Ends the keep of that name, in `space` (None: in all namespaces): its pages are as all
+        others again. Returns how many there were."""
+        return self._channel.ask(remove_keep(name, space))
+
+    def remove_all_keeps(self, space: Named | OpenNamespace | None = None) -> int:
+        """Ends all keeps of `space` (None: of all namespaces). Returns how many there were."""
+        return self._channel.ask(remove_all_keeps(space))
 
     def note_requests(self, notes: Sequence[RequestNote]) -> None:
         """Tells the daemon what was found for requests of an engine, 256 at most, so that

@@ -147,6 +147,7 @@ class CoreOptions:
     nvme_retry_s: float  # 30
     nvme_answer_s: float  # of recover(), for each answer of the disk; 0: for ever
     write_queue_bytes: int  # 0: chosen
+    keep_bytes: int  # that keeps may hold
     remote_write: str  # which pages a remote tier gets: "" none, "reused", "all"
     remote_read: bool  # pages are fetched from a remote tier
     remote_fleet: bytes  # 16; of the file `presence`
@@ -231,6 +232,28 @@ class Core:
         where it has not even the first page, the first pages of others are looked for, for a
         second. as_of_ns: of that wall time, a moment ago; 0: of now. Blocks while the core serves
         others; UsageError "namespace_unknown"."""
+    def keep(
+        self,
+        id: int,
+        namespace_id: bytes,
+        page_tokens: int,
+        tokens: NDArray[np.uint32] | None,
+        keys: Keys | None,
+        ttl_s: float,
+        is_renewed: bool,
+    ) -> dict[str, Any]:
+        """Keeps of each run of the prompt what is stored of it, up to its first page that is not:
+        "has_room" (else nothing is kept), "id", "left_s", "pages" (0: there is no keep), "bytes",
+        "ends" (keys, for restore_keep). What is on NVMe alone is read into DRAM as far as that
+        goes within two seconds. Blocks while the core serves others; UsageError
+        "namespace_unknown", "bad_run" (a run that begins behind its prompt's first page)."""
+    def restore_keep(self, id: int, ends: list[bytes], left_s: float, renewed_s: float) -> bool:
+        """Between recover() and start(). renewed_s 0: use does not renew it. False: there is no
+        room for it, and it is not there."""
+    def end_keep(self, id: int) -> bool:
+        """False: there is none."""
+    def keeps(self) -> list[dict[str, Any]]:
+        """All of them: "id", "left_s", "pages", "bytes"."""
     def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
         """From index position `after` on; each: id, namespace, key, parent, position, tiers, bytes,
         sealed_at_ns."""

@@ -36,16 +36,20 @@ HEALTH_WATCHES: Final = 16
 NOTES: Final = 4
 """Calls at a time that note what engines looked up, each of which asks the core some questions."""
 
+KEEPS: Final = 4
+"""Calls at a time that keep a prompt, each of which may wait two seconds for NVMe."""
+
 QUICK_CALLS: Final = 12
 """Threads beside those of streams, slow calls and watchers, for calls that answer at once."""
 
-OTHER_CALLS: Final = SLOW_CALLS + WATCHES + HEALTH_WATCHES + NOTES + QUICK_CALLS
+OTHER_CALLS: Final = SLOW_CALLS + WATCHES + HEALTH_WATCHES + NOTES + KEEPS + QUICK_CALLS
 """Beside stores and loads."""
 
 _STREAMS: Final = frozenset({"Store", "Load"})
 _SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check", "Why"})
 _OUR_WATCH: Final = f"/{SERVICE_NAME}/Watch"
 _NOTE: Final = f"/{SERVICE_NAME}/NoteRequests"
+_KEEP: Final = f"/{SERVICE_NAME}/Keep"
 _CHECK: Final = f"/{SERVICE_NAME}/Check"
 _REFLECTION: Final = "/grpc.reflection."
 _HEALTH: Final = "/grpc.health."
@@ -89,6 +93,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._kinds = {
             _OUR_WATCH: Quota(WATCHES, "watchers", "too_many_watchers"),
             _NOTE: Quota(NOTES, "notes of requests", "too_many_calls"),
+            _KEEP: Quota(KEEPS, "keeps of prompts", "too_many_calls"),
             _HEALTH_WATCH: Quota(HEALTH_WATCHES, "health watches", "too_many_watchers"),
             **{f"/{SERVICE_NAME}/{name}": self._slow for name in _SLOW},
             **{f"/{SERVICE_NAME}/{name}": transfers for name in _STREAMS},

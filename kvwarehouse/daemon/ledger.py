@@ -1,5 +1,5 @@
 """The ledger: the small durable state beside the pages. Namespaces and their numbers, the clear
-epochs, tombstones of evicted keys, and how far the log may reach.
+epochs, tombstones of evicted keys, keeps, and how far the log may reach.
 
 Thread-safe. Everything is in memory; every change is committed to disk before it is returned,
 unless the disk refuses (full, read-only) or does not answer: then the ledger goes on in memory,
@@ -52,6 +52,7 @@ LOG_AHEAD: Final = 1 << (20 + 32)
 LOG_END_MAX: Final = 1 << 63
 """What is noted at most: half of all positions, 2,048 times LOG_AHEAD."""
 
+_KEY_BYTES: Final = 16  # of the core's
 _U16: Final = struct.Struct(">H")  # in keys: ordered
 _U64: Final = struct.Struct("<Q")
 _VERSION_KEY: Final = b"f/version"
@@ -62,6 +63,7 @@ _FLOOR_KEY: Final = b"f/floor"
 _LOG_END_KEY: Final = b"f/log-end"
 _NAMESPACE: Final = b"n/"
 _TOMBSTONE: Final = b"t/"
+_KEEP: Final = b"k/"
 
 # What reading records raises that were not written by us.
 _SENSELESS: Final = (
@@ -77,6 +79,23 @@ class NamespaceRecord:
     created_at_ns: int  # wall clock
 
 
+@dataclass(frozen=True)
+class KeepRecord:
+    """A prompt whose pages stay (keeps.py)."""
+
+    number: int
+    name: str
+    namespace_id: bytes
+    pages: int
+    size_bytes: int
+    ttl_s: float
+    renewed: bool
+    until_ns: int
+    """Wall clock."""
+    ends: tuple[bytes, ...]
+    """The core's keys of the pages that it is made from again."""
+
+
 @dataclass
 class _State:
     serial: int  # how often this ledger was opened
@@ -85,6 +104,7 @@ class _State:
     log_end: int
     namespaces: dict[int, NamespaceRecord]
     tombstones: dict[bytes, int]
+    keeps: dict[int, KeepRecord]
 
 
 @dataclass
@@ -172,6 +192,23 @@ class Ledger:
 
     def tombstone_count(self) -> int:
         return len(self._state.tombstones)
+
+    def keeps(self) -> list[KeepRecord]:
+        with self._memory:
+            return list(self._state.keeps.values())
+
+    def write_keeps(self, changed: Iterable[KeepRecord], ended: Iterable[int]) -> bool:
+        """Returns whether that is durable."""
+        with self._lock:
+            made = {record.number: record for record in changed}
+            gone = [number for number in ended if number in self._state.keeps]
+            with self._memory:
+                self._state.keeps.update(made)
+                for number in gone:
+                    del self._state.keeps[number]
+            return self._commit(
+                dict(map(_encode_keep, made.values())), [_keep_key(number) for number in gone]
+            )
 
     def find(self, namespace_id: bytes) -> NamespaceRecord | None:
         with self._memory:
@@ -413,6 +450,7 @@ class Ledger:
             _LOG_END_KEY: _U64.pack(self._state.log_end),
             **dict(_encode_namespace(record) for record in self._state.namespaces.values()),
             **{_TOMBSTONE + key: _U64.pack(at) for key, at in self._state.tombstones.items()},
+            **dict(map(_encode_keep, self._state.keeps.values())),
         }
 
     def _decode(self, path: str, records: dict[bytes, bytes]) -> _State:
@@ -435,7 +473,7 @@ def _merged(states: list[_State]) -> _State:
     """What any of them knows: an older one was detached for a while. Ordinals are those of the one
     that was opened most often; what it does not know gets the next."""
     states = sorted(states, key=lambda state: state.serial, reverse=True)
-    merged = states[0] if states else _State(0, 0, 0, 0, {}, {})
+    merged = states[0] if states else _State(0, 0, 0, 0, {}, {}, {})
     for state in states[1:]:
         _merge_namespaces(merged, state)
         merged.epoch = max(merged.epoch, state.epoch)
@@ -443,6 +481,7 @@ def _merged(states: list[_State]) -> _State:
         merged.log_end = max(merged.log_end, state.log_end)
         for key, at in state.tombstones.items():
             merged.tombstones[key] = max(at, merged.tombstones.get(key, 0))
+        merged.keeps = {**state.keeps, **merged.keeps}
     return merged
 
 
@@ -488,18 +527,55 @@ def _decode_namespace(key: bytes, payload: bytes) -> NamespaceRecord:
     )
 
 
+def _keep_key(number: int) -> bytes:
+    return _KEEP + _U64.pack(number)
+
+
+def _encode_keep(record: KeepRecord) -> tuple[bytes, bytes]:
+    payload = {
+        "name": record.name,
+        "namespace": record.namespace_id.hex(),
+        "pages": record.pages,
+        "bytes": record.size_bytes,
+        "ttl_s": record.ttl_s,
+        "renewed": record.renewed,
+        "until_ns": record.until_ns,
+        "ends": b"".join(record.ends).hex(),
+    }
+    return _keep_key(record.number), json.dumps(payload).encode("utf-8")
+
+
+def _decode_keep(key: bytes, payload: bytes) -> KeepRecord:
+    values = json.loads(payload)
+    ends = bytes.fromhex(values["ends"])
+    return KeepRecord(
+        _U64.unpack(key.removeprefix(_KEEP))[0],
+        str(values["name"]),
+        bytes.fromhex(values["namespace"]),
+        int(values["pages"]),
+        int(values["bytes"]),
+        float(values["ttl_s"]),
+        bool(values["renewed"]),
+        int(values["until_ns"]),
+        tuple(ends[at : at + _KEY_BYTES] for at in range(0, len(ends), _KEY_BYTES)),
+    )
+
+
 def _decode_state(records: dict[bytes, bytes]) -> _State:
     serial, epoch = (_U64.unpack(records[key])[0] for key in (_SERIAL_KEY, _EPOCH_KEY))
     floor, log_end = (  # older daemons wrote none
         _U64.unpack(records.get(key, bytes(8)))[0] for key in (_FLOOR_KEY, _LOG_END_KEY)
     )
-    state = _State(serial, epoch, floor, log_end, {}, {})
+    state = _State(serial, epoch, floor, log_end, {}, {}, {})
     for key, payload in sorted(records.items()):
         if key.startswith(_NAMESPACE):
             record = _decode_namespace(key, payload)
             state.namespaces[record.ordinal] = record
         elif key.startswith(_TOMBSTONE):
             state.tombstones[key.removeprefix(_TOMBSTONE)] = _U64.unpack(payload)[0]
+        elif key.startswith(_KEEP):
+            keep = _decode_keep(key, payload)
+            state.keeps[keep.number] = keep
     if sorted(state.namespaces) != list(range(len(state.namespaces))):
         raise ValueError("the numbers of its namespaces have gaps")
     return state

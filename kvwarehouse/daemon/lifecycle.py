@@ -27,6 +27,7 @@ from kvwarehouse.daemon.directories import answers
 from kvwarehouse.daemon.health import DaemonState, Health, Lifecycle
 from kvwarehouse.daemon.http import HttpServer, StatusPages
 from kvwarehouse.daemon.interceptors import CallInterceptor
+from kvwarehouse.daemon.keeps import Keeps
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.ledger_work import LedgerWork
 from kvwarehouse.daemon.logs import Event, Log
@@ -53,6 +54,7 @@ CROWDED_S: Final = 0.1
 """Between two looks at connections while they may be beyond a host's share."""
 
 _TOMBSTONES_EVERY_S: Final = 60.0
+_KEEPS_EVERY_S: Final = 2.0
 _SESSION_TIMEOUT_S: Final = 10.0
 
 _LIVE_WITHIN_S: Final = 60.0
@@ -97,6 +99,7 @@ class Daemon:
         self._recovered: dict[str, Any] = {}
         self._node = 0  # this daemon among those of its fleet
         self._warehouse: DaemonWarehouse | None = None
+        self._keeps: Keeps | None = None
         self._clears: RemoteClears | None = None  # with a remote tier
         self._path_watch: PathWatch | None = None
         self._unheard: Callable[[], str] = lambda: ""  # why subscribers of KV events do not get in
@@ -313,6 +316,8 @@ class Daemon:
             self._warehouse.restore()
             opened.callback(self._stop_core)
             self._recovered = self._core.recover()
+            self._keeps = Keeps(self._core, ledger, self._warehouse, self._log)
+            self._keeps.restore()
             ledger.adopt_epoch(int(self._recovered.get("epoch_seen", 0)))
             ledger.keep_ahead(self._core.log_end())
             stack.push(opened.pop_all())
@@ -344,10 +349,12 @@ class Daemon:
         options.nvme_retry_s = config.nvme_retry_s
         options.nvme_answer_s = config.nvme_answer_s
         options.write_queue_bytes = config.write_queue_bytes
+        options.keep_bytes = config.dram_bytes * config.keep_percent // 100
         return options
 
     def _open_service(self, stack: ExitStack, servers: Servers, ledger: Ledger) -> None:
         assert self._warehouse is not None
+        assert self._keeps is not None
         config = self._config
         staging = Staging(config.staging_bytes)
         session = self._engine.NativeClient(config.socket, True, _SESSION_TIMEOUT_S)
@@ -359,6 +366,7 @@ class Daemon:
             GrpcTransfer(session, staging, self._engine.Regions),
             self._snapshots,
             watches,
+            self._keeps,
             self._ask_drain,
         )
         self._open_events(stack)
@@ -413,7 +421,7 @@ class Daemon:
 
     def _serve(self) -> None:
         tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
-        problems_at = time.monotonic()
+        problems_at = keeps_at = time.monotonic()
         while self._rest():
             self._reload()
             self._watch_core(self._drain_events)
@@ -423,6 +431,10 @@ class Daemon:
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
             if not self._ledger_work.is_busy:
                 self._watch_core(partial(self._have_written, self._warehouse.take_quarantined))
+            if time.monotonic() >= keeps_at and not self._ledger_work.is_busy:
+                assert self._keeps is not None
+                self._watch_core(partial(self._have_written, self._keeps.tend))
+                keeps_at = time.monotonic() + _KEEPS_EVERY_S
             if not self._live_problem():
                 self._manager.alive()
             self._refusals.look()
@@ -544,6 +556,9 @@ class Daemon:
         # It may not have started, or not answer: stop() is what matters.
         with contextlib.suppress(WarehouseError):
             self._log.core_events(self._core.events())
+        with contextlib.suppress(WarehouseError):
+            if self._keeps and (write := self._keeps.tend()):
+                write()
         assert self._warehouse is not None
         self._warehouse.stop()
 

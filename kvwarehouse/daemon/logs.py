@@ -68,6 +68,7 @@ class Event(StrEnum):
     IDENTITY_NOT_MENDED = "identity_not_mended", Level.WARNING
     LEDGER_REBUILT = "ledger_rebuilt", Level.WARNING
     LEDGER_DEGRADED = "ledger_degraded", Level.WARNING
+    KEEPS_LOST = "keeps_lost", Level.WARNING
     RELOADED = "reloaded", Level.INFO, BY_OPERATORS
     RELOAD_FAILED = "reload_failed", Level.ERROR
     CERTIFICATE_ENDS = "certificate_ends", Level.WARNING

@@ -13,6 +13,7 @@ import grpc
 
 from kvwarehouse import wire
 from kvwarehouse.daemon.deadline import LONGEST_CHECK_S, Deadline
+from kvwarehouse.daemon.keeps import Keeps
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.request_notes import RequestNotes
 from kvwarehouse.daemon.snapshot import Snapshots
@@ -37,6 +38,7 @@ class WarehouseService(wire.WarehouseServicer):
         transfer: GrpcTransfer,
         snapshots: Snapshots,
         watches: Watches,
+        keeps: Keeps,
         drain: Callable[[bool, str], bool],
     ) -> None:
         """drain(on, who): takes no stores, or takes them again; whether that was a change."""
@@ -44,6 +46,7 @@ class WarehouseService(wire.WarehouseServicer):
         self._transfer = transfer
         self._snapshots = snapshots
         self._watches = watches
+        self._keeps = keeps
         prefixes = FoundPrefixes(warehouse, transfer)
         self._who_has = WhoHas(prefixes, snapshots)
         self._why = Why(warehouse, prefixes)
@@ -126,6 +129,19 @@ class WarehouseService(wire.WarehouseServicer):
         prefix = wire.prefix_from_wire(request.prefix)
         rest = span(record, prefix, first=request.first, pages=None, shard=0)
         return pb.ReleaseResponse(pages=self._transfer.release(rest))
+
+    def Keep(self, request: pb.KeepRequest, context: grpc.ServicerContext) -> pb.KeepResponse:
+        return self._keeps.keep(request)
+
+    def ListKeeps(
+        self, request: pb.ListKeepsRequest, context: grpc.ServicerContext
+    ) -> pb.ListKeepsResponse:
+        return self._keeps.list()
+
+    def RemoveKeeps(
+        self, request: pb.RemoveKeepsRequest, context: grpc.ServicerContext
+    ) -> pb.RemoveKeepsResponse:
+        return self._keeps.remove(request)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
         return pb.StatusResponse(status=self._snapshots.take())

@@ -18,6 +18,7 @@ from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.errors import CapacityError, UsageError
 from kvwarehouse.sizes import format_size
+from kvwarehouse.types import CHAIN_SCHEME
 from kvwarehouse.undumped import leave_out
 from kvwarehouse.wire import CHUNK_BYTES
 
@@ -112,6 +113,20 @@ class TransferSpan:
     @property
     def page_bytes(self) -> int:
         return self.record.space.page_bytes
+
+    def check_kind(self) -> None:
+        """Raises UsageError (code "bad_prefix") where the namespace knows its pages by keys and
+        tokens are given, or the other way round: nothing would be found."""
+        scheme = self.record.space.hash_scheme
+        by_keys = scheme != CHAIN_SCHEME
+        if by_keys == (self.keys is not None):
+            return
+        names = f"the engine's block hashes ({scheme})" if by_keys else "their tokens"
+        raise UsageError(
+            f"namespace {self.record.space.id.hex()} knows its pages by {names}; ask with"
+            f" {'those, one a page' if by_keys else 'token ids'}",
+            code="bad_prefix",
+        )
 
 
 def span(

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvwarehouse.daemon.ledger import NamespaceRecord
-from kvwarehouse.daemon.transfer import TransferSpan
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.daemon.who_has import FoundPrefix, FoundPrefixes
 from kvwarehouse.errors import UsageError
-from kvwarehouse.types import CHAIN_SCHEME
 from kvwarehouse.wire import fill
 from kvwarehouse.wire import warehouse_pb2 as pb
 
@@ -28,7 +25,7 @@ class Why:
         pages by keys and tokens are given, or the other way round."""
         held = self._prefixes.of(request)
         if request.WhichOneof("of") == "namespace_id" and held:
-            _check_kind(held[0].whole)
+            held[0].whole.check_kind()
         # Of those that have nothing of it, the youngest: it is asked about what happened lately.
         held.sort(key=lambda each: (-each.pages, -each.whole.record.created_at_ns))
         explained = []
@@ -67,17 +64,3 @@ def _most_to_say(explained: pb.PromptWhy) -> tuple[int, int, int]:
 
 def _without_tokens(branches: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in branches.items() if name != "tokens"}
-
-
-def _check_kind(whole: TransferSpan) -> None:
-    record: NamespaceRecord = whole.record
-    scheme = record.space.hash_scheme
-    by_keys = scheme != CHAIN_SCHEME
-    if by_keys == (whole.keys is not None):
-        return
-    names = f"the engine's block hashes ({scheme})" if by_keys else "their tokens"
-    raise UsageError(
-        f"namespace {record.space.id.hex()} knows its pages by {names}; ask with"
-        f" {'those, one a page' if by_keys else 'token ids'}",
-        code="bad_prefix",
-    )

@@ -8,6 +8,7 @@
 #include "bindings/report.h"
 #include "server/feed_reader.h"
 #include "server/inbox.h"
+#include "server/keep_prompt.h"
 #include "server/server.h"
 #include "server/why_report.h"
 #include "warehouse/operator_eviction.h"
@@ -20,11 +21,14 @@ constexpr int kPatienceMs = 10000;
 constexpr int kLongMs = 120000;  // for work over the whole index
 constexpr size_t kSweptPerCall = 1024;
 
+uint64_t ns_of(double seconds) { return static_cast<uint64_t>(seconds * 1e9); }
+
 struct CoreOptions {
   std::string socket_path, arena_dir, nvme_dir, policy = "lru", io_engine = "auto", remote_write;
   uint64_t dram_bytes = 0, nvme_capacity_bytes = 0, nvme_segment_bytes = 0, index_pages = 0;
   nb::bytes warehouse_id{"", 0}, secret{"", 0}, remote_fleet{"", 0};
-  uint64_t epoch = 0, epoch_floor = 0, log_end = 0, write_queue_bytes = 0, hbm_bytes = 0;
+  uint64_t epoch = 0, epoch_floor = 0, log_end = 0, write_queue_bytes = 0, keep_bytes = 0;
+  uint64_t hbm_bytes = 0;
   int hbm_device = 0;
   bool inspect = false, remote_read = false;
   double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1, nvme_retry_s = 30;
@@ -54,12 +58,13 @@ struct CoreOptions {
     made.inspect = inspect;
     made.policy = policy;
     made.io_engine = io_engine;
-    made.limbo_after_ns = static_cast<uint64_t>(limbo_after_s * 1e9);
-    made.grace_ns = static_cast<uint64_t>(grace_s * 1e9);
-    made.flush_interval_ns = static_cast<uint64_t>(flush_interval_s * 1e9);
-    made.nvme_retry_ns = static_cast<uint64_t>(nvme_retry_s * 1e9);
-    if (nvme_answer_s > 0) made.nvme_answer_ns = static_cast<uint64_t>(nvme_answer_s * 1e9);
+    made.limbo_after_ns = ns_of(limbo_after_s);
+    made.grace_ns = ns_of(grace_s);
+    made.flush_interval_ns = ns_of(flush_interval_s);
+    made.nvme_retry_ns = ns_of(nvme_retry_s);
+    if (nvme_answer_s > 0) made.nvme_answer_ns = ns_of(nvme_answer_s);
     made.write_queue_bytes = write_queue_bytes;
+    made.keep_bytes = keep_bytes;
     made.remote_write = remote_write_from(remote_write);
     made.remote_read = remote_read;
     made.hbm.bytes = hbm_bytes;
@@ -235,6 +240,37 @@ class Core {
     });
     return dict_of(report);
   }
+  nb::dict keep(uint64_t id, const nb::bytes& namespace_id, uint32_t page_tokens, nb::handle tokens,
+                nb::handle keys, double ttl_s, bool is_renewed) {
+    const KeepRequest request{id, key_from(namespace_id), ns_of(ttl_s), is_renewed};
+    KeepOutcome outcome;
+    Pages(tokens, keys).without_gil([&](Prompt& prompt) {
+      prompt.bind(server_.warehouse_before_start().secret(), request.namespace_id, page_tokens);
+      outcome = kvw::keep_prompt(server_, request, prompt, kPatienceMs);
+    });
+    nb::dict made = dict_of(outcome.report);
+    made["has_room"] = outcome.has_room;
+    return made;
+  }
+  bool restore_keep(uint64_t id, const std::vector<nb::bytes>& ends, double left_s,
+                    double renewed_s) {
+    if (started_) throw Error(ErrorKind::usage, "started", "keeps are restored before start()");
+    const uint64_t until_ns = system_clock().boot_ns() + ns_of(left_s);
+    std::vector<Key> keys;
+    keys.reserve(ends.size());
+    for (const nb::bytes& end : ends) keys.push_back(key_from(end));
+    return server_.warehouse_before_start().restore_keep(id, {until_ns, ns_of(renewed_s)}, keys);
+  }
+  bool end_keep(uint64_t id) {
+    return on_core([id](Warehouse& warehouse) { return warehouse.keeps().end(id); });
+  }
+  nb::list keeps() {
+    nb::list made;
+    for (const KeepReport& report :
+         on_core([](Warehouse& warehouse) { return warehouse.keeps().reports(); }))
+      made.append(dict_of(report));
+    return made;
+  }
   nb::dict check(int ordinal, uint32_t after, size_t limit, bool repair) {
     CheckReport report;
     {
@@ -333,6 +369,7 @@ void bind_core(nb::module_& m) {
       .def_rw("nvme_retry_s", &CoreOptions::nvme_retry_s)
       .def_rw("nvme_answer_s", &CoreOptions::nvme_answer_s)
       .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes)
+      .def_rw("keep_bytes", &CoreOptions::keep_bytes)
       .def_rw("remote_write", &CoreOptions::remote_write)
       .def_rw("remote_read", &CoreOptions::remote_read)
       .def_rw("remote_fleet", &CoreOptions::remote_fleet);
@@ -368,6 +405,13 @@ void bind_core(nb::module_& m) {
       .def("pages", &Core::pages, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"))
       .def("why", &Core::why, nb::arg("id"), nb::arg("page_tokens"), nb::arg("tokens").none(),
            nb::arg("keys").none(), nb::arg("searches"), nb::arg("as_of_ns"))
+      .def("keep", &Core::keep, nb::arg("id"), nb::arg("namespace_id"), nb::arg("page_tokens"),
+           nb::arg("tokens").none(), nb::arg("keys").none(), nb::arg("ttl_s"),
+           nb::arg("is_renewed"))
+      .def("restore_keep", &Core::restore_keep, nb::arg("id"), nb::arg("ends"), nb::arg("left_s"),
+           nb::arg("renewed_s"))
+      .def("end_keep", &Core::end_keep, nb::arg("id"))
+      .def("keeps", &Core::keeps)
       .def("check", &Core::check, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"),
            nb::arg("repair"))
       .def("take_tombstones", &Core::take_tombstones)

@@ -240,6 +240,10 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
   made["quarantined"] = status.quarantined;
   made["orphan_pages"] = status.orphan_pages;
   made["released_pages"] = status.released_pages;
+  made["keeps"] = status.keeps;
+  made["kept_pages"] = status.kept_pages;
+  made["kept_bytes"] = status.kept_bytes;
+  made["keep_capacity_bytes"] = status.keep_capacity_bytes;
   made["sessions"] = status.sessions;
   made["connections"] = connections;
   pins["held"] = status.pins;
@@ -314,6 +318,20 @@ nb::dict dict_of(const CheckReport& report) {
   made["next"] = report.next;
   made["tiers"] = tiers;
   made["bad"] = bad;
+  return made;
+}
+
+nb::dict dict_of(const KeepReport& report) {
+  nb::dict made;
+  nb::list ends;
+  for (const Key& end : report.ends) ends.append(bytes_of(end));
+  const uint64_t now = system_clock().boot_ns();
+  made["id"] = report.id;
+  made["left_s"] =
+      static_cast<double>(report.time.until_ns - std::min(report.time.until_ns, now)) / 1e9;
+  made["pages"] = report.pages;
+  made["bytes"] = report.bytes;
+  made["ends"] = ends;
   return made;
 }
 

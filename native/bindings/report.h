@@ -13,6 +13,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
 nb::dict dict_of(const PageInfo& page);
 nb::dict dict_of(const MissRatioReport& report);
 nb::dict dict_of(const CheckReport& report);
+nb::dict dict_of(const KeepReport& report);
 nb::dict dict_of(const WhyReport& report);
 // "a=1 b=two" as {"a": "1", "b": "two"}; text without '=' becomes {"detail": text}.
 nb::dict fields_of(const std::string& detail);

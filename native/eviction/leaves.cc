@@ -17,7 +17,7 @@ constexpr uint64_t kHeatOrigin = uint64_t{1} << 62;
 // end of the call, so that a parent whose children are all taken is the leaf that it will be.
 struct LeavesFirst::Search {
   std::span<PageId> out;
-  const Keep& keep;
+  const Exempt& exempt;
   size_t found = 0;
 
   bool done() const { return found == out.size(); }
@@ -94,13 +94,13 @@ void LeavesFirst::removed(PageId page) {
   --size_;
 }
 
-size_t LeavesFirst::victims(std::span<PageId> out, const Keep& keep) {
-  Search search{out, keep};
+size_t LeavesFirst::victims(std::span<PageId> out, const Exempt& exempt) {
+  Search search{out, exempt};
   sweep_aside(search, out.size());
   sweep_leaves(search);
   if (!search.done()) {
     sweep_aside(search, kKeptLooks);
-    sweep_leaves(search);  // above those that are kept no more
+    sweep_leaves(search);  // above those that are exempt no more
   }
   const auto taken = out.first(search.found);
   for (const PageId page : taken) gain_child(parent_of(place_of(page)));
@@ -141,7 +141,7 @@ void LeavesFirst::sweep_aside(Search& search, size_t pages) {
 void LeavesFirst::meet(Search& search, Place place) {
   unlink(place);
   const PageId page = page_of(place);
-  if (search.keep(page)) {
+  if (search.exempt(page)) {
     push_hot(kAside, place);
     return;
   }

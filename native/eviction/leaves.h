@@ -16,8 +16,8 @@
 // What was released goes first, whatever its class: it is in a list of its own while it has no
 // children.
 //
-// A kept page that a search meets is set aside in a list of its own, of which each search looks at
-// some.
+// An exempt page that a search meets is set aside in a list of its own, of which each search looks
+// at some.
 //
 // Of its children a page knows how many there are, not which: so it leaves without a look at them.
 // kNodeBytes a page, and 4 of one in a heap. Not thread-safe.
@@ -48,7 +48,7 @@ class LeavesFirst : public EvictionPolicy {
   void touched(PageId page) final;
   void released(PageId page) final;
   void removed(PageId page) final;
-  size_t victims(std::span<PageId> out, const Keep& keep) final;
+  size_t victims(std::span<PageId> out, const Exempt& exempt) final;
   // The time of the last use, as if the page's class held for as long as one of hold time 1; 1 of
   // what was released.
   uint64_t heat(PageId page) const final;

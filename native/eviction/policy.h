@@ -44,12 +44,12 @@ class EvictionPolicy {
   // The page left. Its resident children, if any, become roots.
   virtual void removed(PageId page) = 0;
   // Up to out.size() victims, coldest first with descendants before ancestors, none of them twice,
-  // skipping pages for which `keep` says true (and so their ancestors). The pages stay resident
+  // skipping pages that `exempt` is true for (and so their ancestors). The pages stay resident
   // until removed() is called. Returns how many were found; fewer than asked means that there are
-  // no more, or only some that were kept before, of which each call looks at others. Bounded work:
-  // a victim, or a page that is kept for the first time since it was used, is O(log n), for
-  // "s3fifo" amortised O(1); when fewer are found also O(1,024), for "s3fifo" O(kept pages).
-  virtual size_t victims(std::span<PageId> out, const class Keep& keep) = 0;
+  // no more, or only some that were exempt before, of which each call looks at others. Bounded
+  // work: a victim, or a page that is exempt for the first time since it was used, is O(log n), for
+  // "s3fifo" amortised O(1); when fewer are found also O(1,024), for "s3fifo" O(exempt pages).
+  virtual size_t victims(std::span<PageId> out, const class Exempt& exempt) = 0;
   // Position in coldness for comparing two pages at one time: larger is worth more, of "lru" used
   // more recently; 0 if not resident. Of another time it may be another.
   virtual uint64_t heat(PageId page) const = 0;
@@ -70,26 +70,26 @@ class EvictionPolicy {
 
 // Says which pages may not leave now (pinned, being written to disk). Does not throw and does not
 // call the policy.
-class Keep {
+class Exempt {
  public:
-  virtual ~Keep() = default;
+  virtual ~Exempt() = default;
   virtual bool operator()(PageId page) const = 0;
 };
 
-// Keeps nothing.
-class KeepNone final : public Keep {
+// None is.
+class ExemptNone final : public Exempt {
  public:
   bool operator()(PageId) const override { return false; }
 };
 
-// Keeps those of which `kept` is true.
-class KeepIf final : public Keep {
+// Those of which `exempt` is true.
+class ExemptIf final : public Exempt {
  public:
-  explicit KeepIf(std::function<bool(PageId)> kept) : kept_(std::move(kept)) {}
-  bool operator()(PageId page) const override { return kept_(page); }
+  explicit ExemptIf(std::function<bool(PageId)> exempt) : exempt_(std::move(exempt)) {}
+  bool operator()(PageId page) const override { return exempt_(page); }
 
  private:
-  std::function<bool(PageId)> kept_;
+  std::function<bool(PageId)> exempt_;
 };
 
 // Names: "lru", "adaptive", "s3fifo". Throws Error (usage) that lists the known names. `capacity`

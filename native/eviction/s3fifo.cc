@@ -16,7 +16,7 @@ constexpr size_t kSmallPart = 10;  // small is a tenth: the paper's choice
 // end of the call, so that a parent whose children are all taken looks like the leaf it will be.
 struct S3FifoPolicy::Search {
   std::span<PageId> out;
-  const Keep& keep;
+  const Exempt& exempt;
   size_t found = 0;
   size_t found_in_small = 0;
 
@@ -93,11 +93,11 @@ void S3FifoPolicy::removed(PageId page) {
   if (gone.known) ghost_.remember(gone.identity, size_ + 1);
 }
 
-size_t S3FifoPolicy::victims(std::span<PageId> out, const Keep& keep) {
-  Search search{out, keep};
-  wake(keep, out.size());
+size_t S3FifoPolicy::victims(std::span<PageId> out, const Exempt& exempt) {
+  Search search{out, exempt};
+  wake(exempt, out.size());
   hunt(search);
-  if (!search.done() && wake(keep, SIZE_MAX) != 0) hunt(search);
+  if (!search.done() && wake(exempt, SIZE_MAX) != 0) hunt(search);
   for (size_t i = search.found; i-- > 0;) {
     const Place place = place_of(out[i]);
     push_cold(queue_of(place), place);
@@ -128,7 +128,7 @@ bool S3FifoPolicy::step(Search& search, Place queue) {
   if (place == queue) return false;
   park(place);
   if (goes_on(place) || nodes_[place].first_child != kNone) return true;
-  if (search.keep(place - kFirstPage)) {
+  if (search.exempt(place - kFirstPage)) {
     push_hot(kAside, place);
   } else {
     take(search, place);
@@ -157,13 +157,13 @@ void S3FifoPolicy::take(Search& search, Place place) {
   unpark_leaf(unlink_child(place));
 }
 
-size_t S3FifoPolicy::wake(const Keep& keep, size_t pages) {
+size_t S3FifoPolicy::wake(const Exempt& exempt, size_t pages) {
   const Place last = nodes_[kAside].colder;
   size_t woken = 0;
   while (pages-- > 0 && coldest(kAside) != kAside) {
     const Place place = coldest(kAside);
     park(place);
-    if (keep(place - kFirstPage)) {
+    if (exempt(place - kFirstPage)) {
       push_hot(kAside, place);
     } else {
       push_cold(queue_of(place), place);

@@ -5,8 +5,8 @@
 // all you need for cache eviction", SOSP 2023.)
 //
 // A page with resident children that reaches the cold end, and was not used again, is *parked* in
-// no queue; its last child's removal brings it back to that end. A kept page is set *aside*; each
-// search looks at some of them. Uses only count, they move nothing: a touch writes one node.
+// no queue; its last child's removal brings it back to that end. An exempt page is set *aside*;
+// each search looks at some of them. Uses only count, they move nothing: a touch writes one node.
 //
 // What left is remembered by the identity that announced() gave; without announcements (ids of
 // slots that are used again say nothing about what was in them) there is no memory, and only what
@@ -32,7 +32,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   void adopt(PageId parent, PageId child) override;
   void touched(PageId page) override;
   void removed(PageId page) override;
-  size_t victims(std::span<PageId> out, const Keep& keep) override;
+  size_t victims(std::span<PageId> out, const Exempt& exempt) override;
   uint64_t heat(PageId page) const override;
   size_t size() const override { return size_; }
 
@@ -80,8 +80,8 @@ class S3FifoPolicy final : public EvictionPolicy {
   // Leaves the child's `parent` as it is. Returns the parent, or kNone.
   Place unlink_child(Place child);
 
-  // Brings up to `pages` pages that are kept no more back from aside. Returns how many.
-  size_t wake(const Keep& keep, size_t pages);
+  // Brings up to `pages` pages that are exempt no more back from aside. Returns how many.
+  size_t wake(const Exempt& exempt, size_t pages);
   void hunt(Search& search);
   // Looks at the coldest of the queue: it goes on, stays, or is taken. False: the queue is empty.
   bool step(Search& search, Place queue);

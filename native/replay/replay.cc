@@ -8,9 +8,9 @@ namespace kvw {
 
 namespace {
 
-class KeepOne final : public Keep {
+class ExemptOne final : public Exempt {
  public:
-  explicit KeepOne(PageId page) : page_(page) {}
+  explicit ExemptOne(PageId page) : page_(page) {}
   bool operator()(PageId page) const override { return page == page_; }
 
  private:
@@ -58,7 +58,7 @@ bool ReplayTier::use(PageId page, PageId parent) {
 bool ReplayTier::make_room(PageId parent) {
   PageId victim = kNoPage;
   // A page is not evicted for its own child.
-  if (policy_->victims(std::span(&victim, 1), KeepOne(parent)) == 0) return false;
+  if (policy_->victims(std::span(&victim, 1), ExemptOne(parent)) == 0) return false;
   resident_[victim] = 0;
   policy_->removed(victim);
   ++counts_.evicted;

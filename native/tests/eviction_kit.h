@@ -10,7 +10,7 @@ namespace kvw {
 
 using Pages = std::vector<PageId>;
 
-class KeepSet final : public Keep {
+class ExemptSet final : public Exempt {
  public:
   std::set<PageId> pages;
   mutable uint64_t asked = 0;
@@ -22,9 +22,9 @@ class KeepSet final : public Keep {
 };
 
 // The next victims, which stay.
-inline Pages take(EvictionPolicy& policy, size_t count, const Keep& keep = KeepNone()) {
+inline Pages take(EvictionPolicy& policy, size_t count, const Exempt& exempt = ExemptNone()) {
   Pages out(count);
-  out.resize(policy.victims(out, keep));
+  out.resize(policy.victims(out, exempt));
   return out;
 }
 

@@ -178,7 +178,7 @@ TEST(lru_skips_kept_pages_and_their_ancestors) {
   const auto policy = make_policy("lru", 8);
   insert_chain(*policy, 0, 4);
   policy->inserted(4, 1);
-  KeepSet keep;
+  ExemptSet keep;
   keep.pages = {2};
   CHECK_EQ(take(*policy, 9, keep), (Pages{3, 4}));
   keep.pages = {0};
@@ -188,7 +188,7 @@ TEST(lru_skips_kept_pages_and_their_ancestors) {
 TEST(lru_yields_a_page_again_when_it_is_no_longer_kept) {
   const auto policy = make_policy("lru", 8);
   for (PageId page = 0; page < 3; ++page) policy->inserted(page, kNoPage);
-  KeepSet keep;
+  ExemptSet keep;
   keep.pages = {0};
   CHECK_EQ(take(*policy, 1, keep), (Pages{1}));
   CHECK_EQ(take(*policy, 1), (Pages{0}));
@@ -283,7 +283,7 @@ TEST(lru_equals_the_model_when_victims_are_removed_in_order) {
 // Every victim may go when it is its turn, none is missing, whatever was removed, adopted or kept.
 TEST(lru_finds_all_that_may_leave_and_nothing_else) {
   Pair pair("lru_finds_all");
-  KeepSet keep;
+  ExemptSet keep;
   for (uint64_t round = 0; round < check::rounds(20000); ++round) {
     switch (pair.random() % 8) {
       case 0:
@@ -362,7 +362,7 @@ TEST(released_page_with_children_waits_for_the_last_of_them) {
 TEST(released_page_that_is_kept_goes_when_it_is_kept_no_more) {
   const auto policy = make_policy("lru", 8);
   for (PageId page = 0; page < 3; ++page) policy->inserted(page, kNoPage);
-  KeepSet keep;
+  ExemptSet keep;
   keep.pages = {2};
   policy->released(2);
   CHECK_EQ(take(*policy, 1, keep), (Pages{0}));
@@ -417,7 +417,7 @@ TEST(lru_walks_a_long_chain_once_when_asked_for_one_victim_at_a_time) {
   constexpr size_t kPages = 65536;
   const auto policy = make_policy("lru", kPages);
   insert_chain(*policy, 0, kPages);
-  KeepSet keep;
+  ExemptSet keep;
   for (size_t left = kPages; left > 0; --left) {
     const Pages victims = take(*policy, 1, keep);
     CHECK_EQ(victims, (Pages{static_cast<PageId>(left - 1)}));
@@ -431,7 +431,7 @@ TEST(lru_asks_about_kept_pages_a_bounded_number_of_times) {
   constexpr PageId kKept = 10000;
   constexpr PageId kOthers = 1000;
   const auto policy = make_policy("lru", kKept + kOthers);
-  KeepSet keep;
+  ExemptSet keep;
   for (PageId page = 0; page < kKept + kOthers; ++page) {
     policy->inserted(page, kNoPage);
     if (page < kKept) keep.pages.insert(page);
@@ -449,7 +449,7 @@ TEST(lru_asks_about_a_bounded_number_of_pages_where_all_are_kept_and_finds_the_o
   constexpr PageId kKept = 10000;
   constexpr size_t kSearches = 100, kLooks = 1024;
   const auto policy = make_policy("lru", kKept);
-  KeepSet keep;
+  ExemptSet keep;
   for (PageId page = 0; page < kKept; ++page) {
     policy->inserted(page, kNoPage);
     keep.pages.insert(page);
@@ -493,7 +493,7 @@ void keeps_its_promises(EvictionPolicy& policy, std::mt19937_64& random) {
         std::erase_if(parent, [page](const auto& link) { return link.second == page; });
         break;
       default: {
-        KeepSet keep;
+        ExemptSet keep;
         for (int i = 0; i < 6; ++i) keep.pages.insert(any());
         const size_t want = random() % 8 + 1;
         const Pages found = take(policy, want, keep);

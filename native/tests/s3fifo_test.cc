@@ -84,7 +84,7 @@ TEST(kept_page_and_its_ancestors_stay_and_come_back_when_it_is_let_go) {
   policy.inserted(0, kNoPage);
   policy.inserted(1, 0);
   policy.inserted(2, kNoPage);
-  KeepSet keep;
+  ExemptSet keep;
   keep.pages = {1};
   CHECK(take(policy, 9, keep) == Pages{2});
   CHECK(take(policy, 9, keep) == Pages{2});

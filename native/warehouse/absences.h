@@ -23,9 +23,10 @@ namespace kvw {
 // before it left they were.
 struct Absence {
   Key key;
-  uint32_t at_s = 0;             // since when
-  uint32_t stored_at_s = 0;      // of what left; 0: not known
-  uint32_t used_at_s = 0;        // of what left, last; 0: not since it was stored, nor since this daemon began
+  uint32_t at_s = 0;         // since when
+  uint32_t stored_at_s = 0;  // of what left; 0: not known
+  uint32_t used_at_s =
+      0;  // of what left, last; 0: not since it was stored, nor since this daemon began
   bool refused = false;          // it was not stored; else it left
   uint8_t why = 0;               // a Reason, or a LeaveReason
   bool perhaps_earlier = false;  // used_at_s is the latest that its last use can have been

@@ -57,12 +57,13 @@ void Eviction::keep_free() {
 size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare, Unwritten unwritten) {
   const bool missed_stay =
       unwritten == Unwritten::stays && writes_.catches_up(cls.layout.slot_bytes());
-  // What was seen pinned is passed over; a round that meets a pin sees them all.
-  const KeepIf busy([&](PageId resident) {
+  // What is kept or was seen pinned is passed over; a round that meets a pin sees them all.
+  const ExemptIf busy([&](PageId resident) {
     const SlotId slot = state_.pool.slot_of(cls, resident);
+    const PageId page = state_.pool.page_at(slot);
     return slot == spare || state_.pool.is_aside(slot) || writes_.is_writing(slot) ||
-           state_.sessions.seen_pinned(slot) || awaits_child(slot) ||
-           (missed_stay && writes_.is_missed(state_.pool.page_at(slot)));
+           state_.sessions.seen_pinned(slot) || state_.keeps.has(page) || awaits_child(slot) ||
+           (missed_stay && writes_.is_missed(page));
   });
   std::array<PageId, kBatch> residents;
   std::vector<SlotId> slots;

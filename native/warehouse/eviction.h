@@ -74,7 +74,7 @@ class Eviction {
   bool step_of_move();  // true: it was the last, and the slab is there
   // Whatever it holds; after a vain look no other for a while.
   void take_any_slab(SlotClass& needy);
-  // The coldest first, of those not seen pinned; how many.
+  // The coldest first, of those not kept nor seen pinned; how many.
   size_t coldest(SlotClass& cls, std::span<PageId> residents) const;
   // Pages elsewhere that nobody finds any more once those of the slab have left: those below them,
   // where NVMe does not have what leaves. Counts to `most` or kMostBelow.

@@ -112,14 +112,14 @@ size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
       leaving_, [bytes](const Leaving& each) { return each.bytes == bytes; }));
   const size_t wish = std::min(kVictims, queue_.size() + 1);
   if (coming >= wish) return 0;
-  const KeepIf keep([&](PageId resident) {
+  const ExemptIf exempt([&](PageId resident) {
     const SlotId slot = state_.pool.slot_of(cls, resident);
     const auto copy = copies_.find(slot);
     return slot == parent || copy == copies_.end() || !copy->second.published;
   });
   std::array<PageId, kVictims> residents;
   const size_t found =
-      policy_of(candidate.slot).victims(std::span(residents).first(wish - coming), keep);
+      policy_of(candidate.slot).victims(std::span(residents).first(wish - coming), exempt);
   const uint64_t heat = state_.heat(candidate);
   size_t dropped = 0;
   for (size_t i = 0; i < found; ++i) {
@@ -148,13 +148,13 @@ uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
   for (; dropped < pages; ++dropped) {
     std::erase_if(classes, [&](Class& each) {
       if (each.coldest != kNoSlot) return false;
-      const KeepIf keep([&](PageId resident) {
+      const ExemptIf exempt([&](PageId resident) {
         const SlotId slot = pool.slot_of(*each.cls, resident);
         const auto view = view_in(slot);
         return !has(slot) || !view || (ordinal >= 0 && view->space != ordinal);
       });
       std::array<PageId, 1> resident;
-      if (each.policy->victims(resident, keep) == 0) return true;
+      if (each.policy->victims(resident, exempt) == 0) return true;
       each.coldest = pool.slot_of(*each.cls, resident[0]);
       return false;
     });

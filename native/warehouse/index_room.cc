@@ -64,12 +64,12 @@ void IndexRoom::keep_room(const Key& parent, SlotId parent_slot) {
 }
 
 // Nothing orders pages that are on NVMe alone, but their records were written one after the other:
-// of those looked at, other ones each time, the one with the oldest record, and not used lately.
-// Its last descendant goes, and in the next calls the pages above that.
+// of those looked at, other ones each time, the one with the oldest record, not kept and not used
+// lately. Its last descendant goes, and in the next calls the pages above that.
 bool IndexRoom::drop_cold_on_nvme(const Key& parent) {
   if (state_.catalog.nvme_pages() == 0) return false;
   PageId page = victim_;
-  if (const auto view = state_.catalog.at(page); !view || view->in_dram() || used_lately(page))
+  if (const auto view = state_.catalog.at(page); !view || view->in_dram() || stays(page))
     page = oldest_record();
   if (page == kNoPage) return false;
   page = last_below(page);
@@ -84,9 +84,11 @@ PageId IndexRoom::last_below(PageId page) const {
   return page;
 }
 
-bool IndexRoom::used_lately(PageId page) const {
+// It is kept, which those above a kept page are as well, or was used lately.
+bool IndexRoom::stays(PageId page) const {
   const uint16_t used_at = state_.catalog.node(page).used_at;
-  return used_at != 0 && static_cast<uint16_t>(uses_.time() - used_at) < kLately;
+  return state_.keeps.has(page) ||
+         (used_at != 0 && static_cast<uint16_t>(uses_.time() - used_at) < kLately);
 }
 
 PageId IndexRoom::oldest_record() {
@@ -96,8 +98,7 @@ PageId IndexRoom::oldest_record() {
   for (PageId look = 0; look < std::min(kLooks, entries); ++look) {
     const auto view = state_.catalog.at(hand_);
     hand_ = (hand_ + 1) % entries;
-    if (!view || view->in_dram() || view->extent.position() >= best || used_lately(view->page))
-      continue;
+    if (!view || view->in_dram() || view->extent.position() >= best || stays(view->page)) continue;
     best = view->extent.position();
     oldest = view->page;
   }
@@ -116,7 +117,7 @@ bool IndexRoom::make_place(const Key& key, const Key& parent) {
   for (const PageId place : places) {
     const auto view = state_.catalog.at(place);
     if (!view || view->key == parent || state_.groups.has_open_child(view->key)) continue;
-    if (view->in_dram() && writes_.is_writing(view->slot)) continue;
+    if (state_.keeps.has(place) || (view->in_dram() && writes_.is_writing(view->slot))) continue;
     (state_.catalog.has_children(view->page) ? others : leaves).push_back(view->page);
   }
   if (leaves.empty()) {

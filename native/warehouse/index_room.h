@@ -33,7 +33,7 @@ class IndexRoom {
   void keep_room(const Key& parent, SlotId parent_slot);
   bool drop_cold_on_nvme(const Key& parent);
   PageId last_below(PageId page) const;
-  bool used_lately(PageId page) const;
+  bool stays(PageId page) const;
   PageId oldest_record();
   bool make_place(const Key& key, const Key& parent);
   void say_bound();

@@ -10,6 +10,7 @@
 #include "nvme/segment.h"
 #include "session/registry.h"
 #include "warehouse/absences.h"
+#include "warehouse/keeps.h"
 #include "warehouse/page_table.h"
 #include "warehouse/versions.h"
 
@@ -84,7 +85,8 @@ uint64_t table_bytes(std::string_view policy, uint64_t pages, uint64_t slots, bo
   const uint64_t parents = pages / 2;  // with several children, which the catalog counts
   const uint64_t catalog = PageTable::bytes(pages) + parents * kHashed;
   const uint64_t pool = slots * (sizeof(PageId) + sizeof(SlotId) + policy_page_bytes(policy));
-  return catalog + Absences::bytes(pages) + pool +
+  const uint64_t kept = std::min(pages / 2, Keeps::kMostKeptPages) * kHashed;
+  return catalog + Absences::bytes(pages) + kept + pool +
          (nvme ? std::min(pages, slots) * kOrdered : 0);  // unwritten ones
 }
 

@@ -55,6 +55,7 @@ struct WarehouseOptions {
   uint64_t nvme_retry_ns = 30 * kSecondNs;  // when a sick NVMe tier is tried again
   uint64_t nvme_answer_ns = UINT64_MAX;     // how long recover() waits for each answer of the disk
   uint64_t write_queue_bytes = 0;           // 0: a quarter of the DRAM tier
+  uint64_t keep_bytes = 0;                  // that keeps may hold
   RemoteWrite remote_write = RemoteWrite::none;
   bool remote_read = false;  // pages are fetched from the remote store
   Key remote_fleet;          // of the presence filter
@@ -184,6 +185,7 @@ struct WarehouseStatus {
   FetchesStatus fetches;
   uint64_t index_pages = 0, index_capacity = 0, orphan_pages = 0;
   uint64_t released_pages = 0;
+  uint64_t keeps = 0, kept_pages = 0, kept_bytes = 0, keep_capacity_bytes = 0;
   bool index_bound = false;     // pages left, or were not stored, for want of room in it
   uint64_t page_bytes_max = 0;  // of all shards of a page, each rounded up to 4 KiB
   std::string policy;

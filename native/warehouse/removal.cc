@@ -105,6 +105,7 @@ void Removal::leave_last_tier(const EntryView& view, LeaveReason reason, uint64_
     absence.perhaps_earlier = age_ns >= Uses::kMostAgeNs;
   }
   state_.absences.add(absence);
+  state_.keeps.left(view.page);
   state_.catalog.remove(view);
 }
 

@@ -87,10 +87,11 @@ void Eviction::take_any_slab(SlotClass& needy) {
 }
 
 size_t Eviction::coldest(SlotClass& cls, std::span<PageId> residents) const {
-  const KeepIf pinned([&](PageId resident) {
-    return state_.sessions.seen_pinned(state_.pool.slot_of(cls, resident));
+  const ExemptIf stays([&](PageId resident) {
+    const SlotId slot = state_.pool.slot_of(cls, resident);
+    return state_.sessions.seen_pinned(slot) || state_.keeps.has(state_.pool.page_at(slot));
   });
-  return cls.policy->victims(residents, pinned);
+  return cls.policy->victims(residents, stays);
 }
 
 uint64_t Eviction::coldest_heat(SlotClass& cls) const {
@@ -163,7 +164,7 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
   std::optional<Move> best;
   size_t fewest = 0;  // pages that are lost by it
   for (const uint32_t slab : slabs_to_look_at(*donor)) {
-    // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
+    // A slab with a slot that is kept, pinned, being written, or unfinished is left alone, so that
     // nothing is evicted in vain.
     Move own{slab, {}, &needy};
     size_t colder = 0;
@@ -171,10 +172,12 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
     for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
       const SlotId slot = state_.arena.slots().slot_id(slab, place);
       const SlotState state = state_.pool.load(slot).state;
-      const bool has_page = state_.pool.page_at(slot) != kNoPage;  // whatever became of the word
-      movable = has_page ? state == SlotState::live && !pins.has_slot(slot) &&
-                               !writes_.is_writing(slot) && !awaits_child(slot)
-                         : state == SlotState::free;
+      const PageId page = state_.pool.page_at(slot);
+      const bool has_page = page != kNoPage;  // whatever became of the word
+      movable = has_page
+                    ? state == SlotState::live && !state_.keeps.has(page) && !pins.has_slot(slot) &&
+                          !writes_.is_writing(slot) && !awaits_child(slot)
+                    : state == SlotState::free;
       if (!has_page) continue;
       own.live.push_back(slot);
       colder += donor->policy->heat(state_.pool.resident(slot)) < heat ? 1 : 0;
@@ -200,6 +203,10 @@ bool Eviction::step_of_move() {
   for (; !live.empty() && leaving.size() < kMovePages; live.pop_back()) {
     if (state_.pool.page_at(live.back()) == kNoPage) continue;  // it left by itself
     stays = stays || awaits_child(live.back());
+    if (state_.keeps.has(state_.pool.page_at(live.back()))) {
+      stays = true;  // from now on
+      continue;
+    }
     leaving.push_back(live.back());
   }
   stays = stays || removal_.evict_slots(leaving, LeaveReason::rebalanced) != leaving.size();

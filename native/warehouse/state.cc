@@ -30,6 +30,7 @@ WarehouseState::WarehouseState(WarehouseOptions warehouse_options, const Clock& 
       pool(arena, options.policy),
       catalog(arena.index()),
       absences(catalog.capacity()),
+      keeps(catalog, options.keep_bytes, [this](PageId page) { return slot_bytes(page); }),
       sessions(arena.sessions_directory(), options.warehouse_id, clock, options.grace_ns,
                arena.slots().header().slab_max * arena.slots().slot_id(1, 0),
                [this] { return groups.writers(); }),
@@ -52,6 +53,10 @@ bool WarehouseState::fits_namespace(const EntryView& view, const PageFacts& fact
   return facts.clear_epoch >= space.clear_epoch && facts.namespace_id == space.shape.id &&
          facts.shards == space.shape.shards && facts.shard_bytes == space.shape.shard_bytes &&
          facts.witness.size() <= space.shape.witness_capacity();
+}
+
+uint64_t WarehouseState::slot_bytes(PageId page) const {
+  return spaces[catalog.node(page).space].shape.slot_bytes();
 }
 
 bool WarehouseState::has_good_header(SlotId slot) const {

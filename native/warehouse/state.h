@@ -19,6 +19,7 @@
 #include "warehouse/fetches.h"
 #include "warehouse/groups.h"
 #include "warehouse/hbm.h"
+#include "warehouse/keeps.h"
 #include "warehouse/options.h"
 #include "warehouse/puts.h"
 #include "warehouse/waiters.h"
@@ -64,6 +65,8 @@ struct WarehouseState {
     return view.clear_epoch < spaces[view.space].clear_epoch;
   }
   bool fits_namespace(const EntryView& view, const PageFacts& facts) const;
+  // Of a page that is there, in DRAM.
+  uint64_t slot_bytes(PageId page) const;
   bool has_good_header(SlotId slot) const;
   // 0: it is not in DRAM.
   uint64_t heat(const EntryView& view) const;
@@ -80,6 +83,7 @@ struct WarehouseState {
   Pool pool;
   Catalog catalog;
   Absences absences;
+  Keeps keeps;
   Groups groups;
   Registry sessions;
   Waiters waiters;

@@ -189,6 +189,7 @@ void Warehouse::tick() {
   eviction_.keep_free();
   sweep(kOrphansPerTick);
   promotions_.tick();
+  state_.keeps.tick(now);
   feeds_.drop_closed();
   if (state_.fetches) state_.fetches->tick();
   if (state_.log) state_.log->tick();
@@ -202,6 +203,7 @@ void Warehouse::go_on() {
   if (checker_.goes_on()) checker_.go_on();
   removal_.go_on();
   eviction_.go_on();
+  state_.keeps.go_on();
 }
 
 // Said once each; who hears that a file was cut ends the daemon.
@@ -277,6 +279,10 @@ WarehouseStatus Warehouse::status() {
   status.policy = state_.options.policy;
   status.orphan_pages = state_.catalog.orphans();
   status.released_pages = uses_.released_pages();
+  status.keeps = state_.keeps.size();
+  status.kept_pages = state_.keeps.used_pages();
+  status.kept_bytes = state_.keeps.used_bytes();
+  status.keep_capacity_bytes = state_.keeps.limit_bytes();
   status.sessions = state_.sessions.size();
   status.pins = state_.sessions.pins().size();
   status.promotions_in_flight = promotions_.under_way();
@@ -334,6 +340,7 @@ nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
   const auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
   if (state_.catalog.is_orphan(view->page)) return nvme::RecordUse::dead;
+  if (!view->in_dram() && state_.keeps.has(view->page)) return nvme::RecordUse::hot;
   return state_.catalog.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
 }
 

@@ -7,8 +7,8 @@
 // index_room.h (room for others), uses.h, quarantine.h. clear.cc has clears and orphans, recover.cc
 // what an earlier daemon left, warehouse.cc namespaces, ticks and status. operator_eviction.h is an
 // operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has
-// copies of it in the memory of a device; puts.h has what a remote store shall get of it, fetches.h
-// what is brought from there. why.cc says why a page is not there.
+// copies of it in the memory of a device; keeps.h what stays; puts.h has what a remote store shall
+// get of it, fetches.h what is brought from there. why.cc says why a page is not there.
 #pragma once
 
 #include <optional>
@@ -138,13 +138,26 @@ class Warehouse final : public nvme::LogHost {
     checker_.begin(request, std::move(end));
   }
 
+  // --- what stays
+  Keeps& keeps() { return state_.keeps; }
+  // Adds to a keep what is stored of `pages`, of each run up to its first page that is not;
+  // `before` is what the step before this one said. Throws Error usage "namespace_unknown".
+  KeptRun keep(KeepId id, const Key& namespace_id, std::span<const PageOfRun> pages,
+               const KeptRun& before);
+  // Makes a keep that an earlier daemon had, from the last page of each of its prompts. False: too
+  // many, or there is no room for it any more; then there is none.
+  bool restore_keep(KeepId id, KeepTime time, std::span<const Key> ends);
+
   // What enters and leaves the tiers, for those who watch.
   Feeds& feeds() { return feeds_; }
 
   void tick();
   // What was begun and has a step more to do, once others were served: a check, a tick, a slab's
   // way to another page size.
-  bool goes_on() const { return checker_.goes_on() || removal_.goes_on() || eviction_.goes_on(); }
+  bool goes_on() const {
+    return checker_.goes_on() || removal_.goes_on() || eviction_.goes_on() ||
+           state_.keeps.goes_on();
+  }
   void go_on();
   void drain();
   void undrain();

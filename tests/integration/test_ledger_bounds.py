@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 
 from kvwarehouse.daemon import ledger as module
-from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.keeps import MAX_NAME_BYTES
+from kvwarehouse.daemon.ledger import KeepRecord, Ledger
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.types import MAX_NAMESPACE_BYTES, MAX_TEXT_CHARS, Namespace
+
+MOST_KEEPS = 4096  # native/warehouse/keeps.h
+MOST_ENDS = 1 << 15
 
 
 def opened(directory: Path) -> Ledger:
@@ -28,7 +32,7 @@ def largest(number: int) -> Namespace:
     return Namespace.from_fields(fields)
 
 
-def test_largest_namespaces_and_tombstones_up_to_their_bounds_fit_the_ledger(
+def test_largest_namespaces_tombstones_and_keeps_up_to_their_bounds_fit_the_ledger(
     tmp_path: Path,
 ) -> None:
     """Incident: 180 namespaces of half a megabyte each filled it, and no clear was durable."""
@@ -36,6 +40,15 @@ def test_largest_namespaces_and_tombstones_up_to_their_bounds_fit_the_ledger(
     ledger.bury((number.to_bytes(16), number) for number in range(module.MAX_TOMBSTONES))
     for number in range(module.MAX_NAMESPACES):
         ledger._remember(ledger.propose(largest(number)))
+    ends = tuple(bytes(16) for _ in range(MOST_ENDS // MOST_KEEPS))
+    name = "\N{SNOWMAN}" * (MAX_NAME_BYTES // 3)
+    ledger.write_keeps(
+        [
+            KeepRecord(number, name, b"n" * 16, 1 << 20, 1 << 40, 60.0, True, 1 << 62, ends)
+            for number in range(MOST_KEEPS)
+        ],
+        [],
+    )
     for epoch in (1, 2, 3):  # each writes all of them
         assert ledger.raise_epoch(None) == (epoch, True)
         assert ledger.health == "ok"
@@ -43,5 +56,6 @@ def test_largest_namespaces_and_tombstones_up_to_their_bounds_fit_the_ledger(
     again = opened(tmp_path)
     assert len(again.namespaces()) == module.MAX_NAMESPACES
     assert again.tombstone_count() == module.MAX_TOMBSTONES
+    assert len(again.keeps()) == MOST_KEEPS
     assert again.raise_epoch(None) == (4, True)
     again.close()

@@ -182,7 +182,7 @@ class ServiceStatus(_message.Message):
     def __init__(self, ledger_health: _Optional[str] = ..., ledger_reason: _Optional[str] = ..., ledger_tombstones: _Optional[int] = ..., streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., staging_bytes_max: _Optional[int] = ..., socket: _Optional[str] = ..., listen: _Optional[str] = ..., http: _Optional[str] = ..., connections: _Optional[int] = ..., connections_max: _Optional[int] = ..., paths_reason: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., fleet_id: _Optional[str] = ...) -> None: ...
 
 class CoreStatus(_message.Message):
-    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max", "policy", "remote_puts", "remote_fetches", "released_pages")
+    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max", "policy", "remote_puts", "remote_fetches", "released_pages", "keeps", "kept_pages", "kept_bytes", "keep_capacity_bytes")
     WAREHOUSE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,10 @@ class CoreStatus(_message.Message):
     REMOTE_PUTS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FETCHES_FIELD_NUMBER: _ClassVar[int]
     RELEASED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     warehouse_id: str
     incarnation: int
     uptime_s: float
@@ -227,7 +231,11 @@ class CoreStatus(_message.Message):
     remote_puts: RemotePutsStatus
     remote_fetches: RemoteFetchesStatus
     released_pages: int
-    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., policy: _Optional[str] = ..., remote_puts: _Optional[_Union[RemotePutsStatus, _Mapping]] = ..., remote_fetches: _Optional[_Union[RemoteFetchesStatus, _Mapping]] = ..., released_pages: _Optional[int] = ...) -> None: ...
+    keeps: int
+    kept_pages: int
+    kept_bytes: int
+    keep_capacity_bytes: int
+    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., policy: _Optional[str] = ..., remote_puts: _Optional[_Union[RemotePutsStatus, _Mapping]] = ..., remote_fetches: _Optional[_Union[RemoteFetchesStatus, _Mapping]] = ..., released_pages: _Optional[int] = ..., keeps: _Optional[int] = ..., kept_pages: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., keep_capacity_bytes: _Optional[int] = ...) -> None: ...
 
 class RemotePutsStatus(_message.Message):
     __slots__ = ("queued_runs", "offered_runs", "refresh_runs", "dropped", "runs_under_way")

@@ -169,6 +169,78 @@ class ReleaseResponse(_message.Message):
     pages: int
     def __init__(self, pages: _Optional[int] = ...) -> None: ...
 
+class KeepRequest(_message.Message):
+    __slots__ = ("namespace_id", "prefix", "lone", "name", "ttl_s", "renewed")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    LONE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    prefix: Prefix
+    lone: bool
+    name: str
+    ttl_s: float
+    renewed: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., lone: bool = ..., name: _Optional[str] = ..., ttl_s: _Optional[float] = ..., renewed: bool = ...) -> None: ...
+
+class KeepResponse(_message.Message):
+    __slots__ = ("keep",)
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    keep: KeepInfo
+    def __init__(self, keep: _Optional[_Union[KeepInfo, _Mapping]] = ...) -> None: ...
+
+class KeepInfo(_message.Message):
+    __slots__ = ("name", "namespace_id", "model", "pages", "bytes", "ttl_s", "left_s", "renewed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace_id: bytes
+    model: str
+    pages: int
+    bytes: int
+    ttl_s: float
+    left_s: float
+    renewed: bool
+    def __init__(self, name: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., ttl_s: _Optional[float] = ..., left_s: _Optional[float] = ..., renewed: bool = ...) -> None: ...
+
+class ListKeepsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListKeepsResponse(_message.Message):
+    __slots__ = ("keeps", "bytes", "capacity_bytes")
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    keeps: _containers.RepeatedCompositeFieldContainer[KeepInfo]
+    bytes: int
+    capacity_bytes: int
+    def __init__(self, keeps: _Optional[_Iterable[_Union[KeepInfo, _Mapping]]] = ..., bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
+
+class RemoveKeepsRequest(_message.Message):
+    __slots__ = ("name", "all", "namespace_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    all: bool
+    namespace_id: bytes
+    def __init__(self, name: _Optional[str] = ..., all: bool = ..., namespace_id: _Optional[bytes] = ...) -> None: ...
+
+class RemoveKeepsResponse(_message.Message):
+    __slots__ = ("keeps",)
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
+    keeps: int
+    def __init__(self, keeps: _Optional[int] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

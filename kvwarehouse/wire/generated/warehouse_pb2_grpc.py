@@ -62,6 +62,21 @@ class WarehouseStub(object):
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/Keep',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.KeepRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.KeepResponse.FromString,
+                _registered_method=True)
+        self.ListKeeps = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/ListKeeps',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ListKeepsRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ListKeepsResponse.FromString,
+                _registered_method=True)
+        self.RemoveKeeps = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/RemoveKeeps',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.RemoveKeepsRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.RemoveKeepsResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/kvwarehouse.v1.Warehouse/Status',
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.StatusRequest.SerializeToString,
@@ -182,6 +197,29 @@ class WarehouseServicer(object):
         """Says that the stored pages of a prompt are needed no more: they leave before others, unless they
         are used again or somebody has stored pages behind them. A hint, which an older daemon does not
         know (UNIMPLEMENTED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Keep(self, request, context):
+        """Has the stored pages of a prompt stay in DRAM and NVMe until a time, whatever is asked for
+        meanwhile; what is on NVMe alone is brought to DRAM as far as that goes within two seconds. A
+        clear and an Evict take them all the same. Over restarts, once it is some seconds old. Beyond
+        the daemon's bounds: RESOURCE_EXHAUSTED "keeps_full", and nothing more is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListKeeps(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveKeeps(self, request, context):
+        """Its pages are as all others again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -335,6 +373,21 @@ def add_WarehouseServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseRequest.FromString,
                     response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.KeepRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.KeepResponse.SerializeToString,
+            ),
+            'ListKeeps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKeeps,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ListKeepsRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ListKeepsResponse.SerializeToString,
+            ),
+            'RemoveKeeps': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveKeeps,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.RemoveKeepsRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.RemoveKeepsResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -552,6 +605,87 @@ class Warehouse(object):
             '/kvwarehouse.v1.Warehouse/Release',
             kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseRequest.SerializeToString,
             kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/Keep',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.KeepRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.KeepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListKeeps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/ListKeeps',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.ListKeepsRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.ListKeepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveKeeps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/RemoveKeeps',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.RemoveKeepsRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.RemoveKeepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

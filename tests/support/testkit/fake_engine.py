@@ -195,6 +195,10 @@ class FakeCore:
         dram = _tier("dram", pages=done, bytes=done, bad=len(bad), dropped=int(repair))
         return {"next": -1, "tiers": [dram, _tier("nvme")], "bad": bad}
 
+    def keeps(self) -> list[dict[str, Any]]:
+        self._check()
+        return []
+
     def take_tombstones(self) -> list[tuple[bytes, int]]:
         self._check()
         graves, self.graves = self.graves, []
