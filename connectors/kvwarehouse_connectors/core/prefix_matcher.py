@@ -18,6 +18,7 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.prompt_keeper import KeepPart
 
 # Blocks asked for at first, and how fast that grows: a miss must not pay for a long prompt.
 _FIRST_ASK = 8
@@ -200,6 +201,25 @@ class PrefixMatcher:
             if begin < end:
                 run = page_run(place, group, keys, range(begin, end), None)
                 yield kvw.MissingPages(self._opened[place].space.id, run.key_runs()[0])
+
+    def to_keep(self, keys: BlockKeys, ends_tokens: Sequence[int]) -> list[KeepPart]:
+        """All blocks of a request that computing on from one of `ends_tokens` needs."""
+        parts = []
+        for group, opened in zip(self._groups, self._opened, strict=True):
+            known = keys.count(group.block_hashes)
+            space_id = opened.space.id
+            if group.chained:
+                if known:
+                    parts.append(KeepPart(space_id, keys.keys(0, known, group.block_hashes)))
+                continue
+            blocks: set[int] = set()
+            for tokens in ends_tokens:
+                end = min(known, self._whole(tokens) // group.block_tokens)
+                blocks.update(range(group.first_needed(end * group.block_tokens), end))
+            lone = page_run(0, group, keys, sorted(blocks), None)
+            if lone.keys:
+                parts.append(KeepPart(space_id, lone.key_runs()))
+        return parts
 
     def release(self, keys: BlockKeys) -> int:
         """Says of all stored blocks of a request that they are needed no more. Returns how many."""

@@ -17,6 +17,7 @@ from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, Dae
 from kvwarehouse_connectors.core.groups import Rule
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit, PrefixMatcher, load_runs
+from kvwarehouse_connectors.core.prompt_keeper import KeepWish, PromptKeeper
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import AdapterLook, Adapters
 from kvwarehouse_connectors.vllm.cache_layout import cache_groups
@@ -38,6 +39,8 @@ from kvwarehouse_connectors.vllm.wishes import (
     STORE,
     UnknownWishes,
     asked,
+    keep_as,
+    keep_s,
     switch,
 )
 
@@ -92,6 +95,7 @@ class SchedulerSide:
         self._load_policy: LoadPolicy | None = None
         self._stats = WarehouseStats.empty()
         self._unknown_wishes = UnknownWishes(self._count)
+        self._keeper = PromptKeeper(self._connection)
         self._held = 0  # hits that wait for room in the engine
         self._epochs = CacheEpochs()
         self._events = StoreEvents(
@@ -181,6 +185,7 @@ class SchedulerSide:
             loads=loads,
             stores=stores,
             releases=releases,
+            keep_s=keep_s(params) if known and not releases else 0.0,
             epoch=self._epochs.epoch,
             look=look,
             handoff=self._coordinator.received(params)
@@ -299,6 +304,8 @@ class SchedulerSide:
         self._drop_hit(tracked)
         if tracked.releases:
             self._release(tracked)
+        if tracked.keep_s:
+            self._keep(tracked)
         if self._planner is not None:
             self._planner.ended(tracked)
             self._count_dropped()
@@ -331,6 +338,8 @@ class SchedulerSide:
     def step_ends(self) -> WarehouseStats | None:
         if self._load_policy is not None:
             self._load_policy.step_ends()
+        for name, amount in self._keeper.take_counts().items():
+            self._stats.add(name, amount)
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, WarehouseStats.empty()
@@ -364,6 +373,7 @@ class SchedulerSide:
         for tracked in self._requests.values():
             self._drop_hit(tracked)
         self._adapters.close()
+        self._keeper.close()
         self._connection.close()
 
     # -- inside ----------------------------------------------------------------------------------
@@ -464,6 +474,20 @@ class SchedulerSide:
             self._stats.add("released_blocks", matcher.release(tracked.keys))
         except kvw.WarehouseError as error:
             self._lost(error)
+
+    def _keep(self, tracked: VllmRequest) -> None:
+        """What is stored of it, or will be in a moment: for a request that goes on from its prompt,
+        or from all of it."""
+        matcher = self._matcher()
+        if matcher is None or tracked.epoch != self._epochs.epoch:
+            return
+        request = tracked.request
+        own_name = compat.request_name(request.request_id)
+        name = keep_as(request.kv_transfer_params, own_name)
+        ends = (request.num_prompt_tokens, request.num_tokens)
+        parts = matcher.to_keep(tracked.keys, ends)
+        if parts:
+            self._keeper.keep(KeepWish(name, tracked.keep_s, parts))
 
     def _drop_hit(self, tracked: VllmRequest) -> None:
         self._held -= tracked.hit is not None

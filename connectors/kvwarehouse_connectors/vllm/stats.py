@@ -25,6 +25,8 @@ COUNTERS = {
     "dropped_blocks": "Blocks not stored: no room, no daemon, too slow, on every rank.",
     "device_fallbacks": "Ranks whose pages go through host memory; their log says why.",
     "released_blocks": "Stored blocks of which requests said that they are needed no more.",
+    "kept_blocks": "Stored blocks that are kept because requests wished it, of all ranks one.",
+    "keep_failures": "Requests that wished to be kept, and were not: no room for keeps, no daemon.",
     "weights_changed": "Times that the engine was seen to have other weights than before.",
     "unknown_wishes": "Names and values in requests' kv_transfer_params that mean nothing.",
     "handoff_waits": "Requests that began to wait for pages of a hand-off record.",

@@ -26,6 +26,8 @@ class VllmRequest(TrackedRequest):
     """What was found for it, until the engine says what it loads of that."""
     releases: bool = False
     """Its conversation ends with it."""
+    keep_s: float = 0.0
+    """For how long what is stored of it stays after its end; 0: as all else."""
     ask_again_s: float = 0.0
     """While it waits for that, on the clock of records: not before then."""
     next_tokens: int = 0

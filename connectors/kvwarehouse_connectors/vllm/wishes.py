@@ -7,8 +7,9 @@ Not thread-safe.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from kvwarehouse_connectors.vllm.handoff import RECORD
 
@@ -19,12 +20,19 @@ STORE = "kvwarehouse.store"
 HANDOFF = "kvwarehouse.handoff"
 RELEASE = "kvwarehouse.release"
 """Switches: two are on unless a request turns them off, two are off unless it says true."""
+KEEP_S = "kvwarehouse.keep_s"
+KEEP_AS = "kvwarehouse.keep_as"
+"""For how many seconds what is stored of it stays after its end, and by which name: a later request
+of the same name takes its place."""
 
 _SWITCHES = (LOAD, STORE)
 _ASKED = (HANDOFF, RELEASE)
 _NO = ("false", "no", "off", "0")
 _YES = ("true", "yes", "on", "1")
 _LONGEST = max(map(len, _NO + _YES))
+# As client.keep() takes them.
+_KEEP_S = (1, 366 * 86_400)
+_NAME_BYTES = 256
 # Strangers choose the names: only so many are logged, and only so much of each.
 _MOST_LOGGED = 32
 _LOGGED_CHARACTERS = 60
@@ -38,6 +46,18 @@ def switch(params: Mapping[str, Any] | None, name: str) -> bool:
 def asked(params: Mapping[str, Any] | None, name: str) -> bool:
     """What a request says of HANDOFF or RELEASE; anything but true means no."""
     return params is not None and params.get(name) is True
+
+
+def keep_s(params: Mapping[str, Any] | None) -> float:
+    """0: nothing is to be kept."""
+    value = params.get(KEEP_S) if params is not None else None
+    return float(value) if _is_time(value) else 0.0
+
+
+def keep_as(params: Mapping[str, Any] | None, request_id: str) -> str:
+    """The name that it says, else the request's id, where that can be one."""
+    names = (params.get(KEEP_AS) if params is not None else None, request_id)
+    return next(filter(_is_name, names), f"request-{secrets.token_hex(8)}")
 
 
 class UnknownWishes:
@@ -59,18 +79,36 @@ class UnknownWishes:
             self._logged.add(name)
             _log.warning(
                 "a request's kv_transfer_params have %s: %s, which means nothing here. There are"
-                " %s, %s, %s and %s, each true or false. Further requests that say so are counted"
-                " in unknown_wishes",
+                " %s, %s, %s and %s, each true or false, %s, a number, and %s, a name. Further"
+                " requests that say so are counted in unknown_wishes",
                 *(repr(part)[:_LOGGED_CHARACTERS] for part in (name, value)),
                 *_SWITCHES,
                 *_ASKED,
+                KEEP_S,
+                KEEP_AS,
             )
 
 
 def _is_understood(name: str, value: Any) -> bool:
     if name in _SWITCHES:
         return value is None or _word(value) in _NO + _YES
+    if name == KEEP_S:
+        return value is None or _is_time(value)
+    if name == KEEP_AS:
+        return value is None or _is_name(value)
     return name in _ASKED and (value is None or isinstance(value, bool))
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return _KEEP_S[0] <= value <= _KEEP_S[1]
+
+
+def _is_name(value: Any) -> TypeGuard[str]:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        return False
+    return len(value.encode("utf-8", "replace")) <= _NAME_BYTES
 
 
 def _word(value: Any) -> str:

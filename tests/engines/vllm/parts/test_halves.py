@@ -4,6 +4,9 @@ place of the engine."""
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,6 +168,82 @@ def test_windows_are_released_too(shared: Serving, rng: random.Random) -> None:
         stats = engine.scheduler.step_ends()
         assert stats is not None
         assert stats.data["released_blocks"] > 0
+
+
+def test_what_a_request_wishes_to_be_kept_stays_by_its_name(
+    shared: Serving, rng: random.Random
+) -> None:
+    with Engine(shared.address, one_group) as engine, shared.connect() as client:
+        counted = counts_of(engine)
+        wish = {"kvwarehouse.keep_s": 600, "kvwarehouse.keep_as": "session"}
+        ids, _ = stored_prompt(engine, rng)
+        ended(engine, ids, name="turn-1", params=wish)
+        kept = kept_as(client, "session")
+        assert (kept.pages, kept.ttl_s, kept.renewed) == (10, 600, False)
+        # The next turn has what the first one has, and more: it takes its place.
+        longer = request([*ids, *tokens(rng, 32)], name="turn-2", params=wish)
+        blocks = list(range(20, 32))
+        assert engine.load(longer, [blocks]) == 160
+        longer.num_computed_tokens = 160
+        engine.compute(longer, [blocks], 32)
+        engine.scheduler.finished(longer)
+        eventually(lambda: kept_as(client, "session").pages == 12, "the longer one is kept")
+        assert len(client.keeps().keeps) == 1
+        # A step may have taken the first turn's 10.
+        eventually(lambda: counted("kept_blocks") in (12, 22), "they are counted")
+        assert client.remove_all_keeps() == 1
+
+
+def test_windows_are_kept_as_far_as_an_end_needs_them(shared: Serving, rng: random.Random) -> None:
+    with Engine(shared.address, one_window) as engine, shared.connect() as client:
+        ids, _ = stored_prompt(engine, rng)
+        ended(engine, ids, name="window", params={"kvwarehouse.keep_s": 600})
+        kept = kept_as(client, "window")
+        group = engine.scheduler._groups[0]
+        assert kept.pages == 160 // group.block_tokens - group.first_needed(160)
+        assert client.remove_keep("window") == 1
+
+
+def test_wish_that_has_no_room_is_counted_and_harms_nothing(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    with (
+        Serving(tmp_path, keep_percent=0) as own,
+        Engine(own.address, one_group) as engine,
+        own.connect() as client,
+    ):
+        ids, _ = stored_prompt(engine, rng)
+        ended(engine, ids, name="refused", params={"kvwarehouse.keep_s": 600})
+        counted = counts_of(engine)
+        eventually(lambda: counted("keep_failures") == 1, "it is refused")
+        assert client.keeps().keeps == ()
+
+
+def ended(engine: Engine, ids: list[int], **options: Any) -> None:
+    """A request for a prompt, from its begin to its end."""
+    one = request(ids, **options)
+    engine.scheduler.on_new_request(one)
+    engine.scheduler.finished(one)
+
+
+def kept_as(client: kvw.Client, name: str) -> Any:
+    def found() -> list[Any]:
+        return [each for each in client.keeps().keeps if each.name == name]
+
+    eventually(lambda: bool(found()), f"{name} is kept")
+    return found()[0]
+
+
+def counts_of(engine: Engine) -> Callable[[str], int]:
+    """Of a counter, from now on."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str) -> int:
+        stats = engine.scheduler.step_ends()
+        counts.update({} if stats is None else stats.data)
+        return counts[name]
+
+    return counted
 
 
 def test_engines_share_what_they_store_and_a_salted_one_does_not(

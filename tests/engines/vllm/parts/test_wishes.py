@@ -11,11 +11,15 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 from kvwarehouse_connectors.vllm.handoff import RECORD
 from kvwarehouse_connectors.vllm.wishes import (
     HANDOFF,
+    KEEP_AS,
+    KEEP_S,
     LOAD,
     RELEASE,
     STORE,
     UnknownWishes,
     asked,
+    keep_as,
+    keep_s,
     switch,
 )
 from vllm_parts.halves import Engine
@@ -73,6 +77,10 @@ def test_what_has_to_be_asked_for_is_true_alone(name: str) -> None:
         ({HANDOFF: "yes"}, 1),
         ({RELEASE: True}, 0),
         ({RELEASE: 1}, 1),
+        ({KEEP_S: 600, KEEP_AS: "session 7"}, 0),
+        ({KEEP_S: None, KEEP_AS: None}, 0),
+        ({KEEP_S: 0.5}, 1),
+        ({KEEP_S: "10m", KEEP_AS: 7}, 2),
     ],
 )
 def test_names_of_ours_that_there_are_not_are_counted_and_those_of_others_are_not(
@@ -81,13 +89,33 @@ def test_names_of_ours_that_there_are_not_are_counted_and_those_of_others_are_no
     assert Found().count(params) == unknown
 
 
+@pytest.mark.parametrize("value", [0, 0.5, -1, True, "600", None, 1e12, float("nan"), [600]])
+def test_time_that_is_none_keeps_nothing(value: Any) -> None:
+    assert keep_s({KEEP_S: value}) == 0
+
+
+@pytest.mark.parametrize("value", [1, 600, 0.5 + 600, 366 * 86_400])
+def test_time_to_keep_is_in_seconds(value: float) -> None:
+    assert keep_s({KEEP_S: value}) == value
+    assert keep_s({}) == keep_s(None) == 0
+
+
+@pytest.mark.parametrize("value", [None, "", 7, "a\nb", "x" * 257, "\ud800"])
+def test_name_that_is_none_is_the_requests(value: Any) -> None:
+    assert keep_as({KEEP_AS: value}, "cmpl-1") == "cmpl-1"
+    chosen = keep_as({KEEP_AS: value}, "a\nb")
+    assert chosen.startswith("request-")
+    assert chosen != keep_as(None, "a\nb")
+    assert keep_as({KEEP_AS: "session 7"}, "cmpl-1") == "session 7"
+
+
 def test_name_is_logged_once_with_those_that_there_are(caplog: pytest.LogCaptureFixture) -> None:
     found = Found()
     for _ in range(3):
         assert found.count({"kvwarehouse.lod": "a\nb"}) == 1
     (record,) = caplog.records
     assert r"'kvwarehouse.lod': 'a\nb'" in record.getMessage()
-    assert all(name in record.getMessage() for name in (LOAD, STORE, HANDOFF, RELEASE))
+    assert all(name in record.getMessage() for name in (LOAD, STORE, HANDOFF, RELEASE, KEEP_S))
 
 
 def test_strangers_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
