@@ -111,6 +111,10 @@ class SegmentLog final : public Log {
   bool has_room() const override {
     return rotation_.has_room(writes_.queued_bytes() + context_.options.segment_bytes);
   }
+  bool has_room_soon() const override {
+    const uint64_t bytes = writes_.queued_bytes() + context_.options.segment_bytes;
+    return rotation_.has_room(bytes + reclaimer_.bytes_to_move(), reclaimer_.spare_when_idle());
+  }
 
   void stop() override {
     if (std::exchange(stopped_, true)) return;

@@ -196,6 +196,8 @@ class Log {
   virtual uint64_t queued_bytes() const = 0;
   // What is queued and a page more fit without making room by what is there.
   virtual bool has_room() const = 0;
+  // The same, once what is being reclaimed now is free.
+  virtual bool has_room_soon() const = 0;
   // Ends the disk thread once what it has submitted is done; unwritten appends fail with "stopped",
   // unread reads with io_error. Flush first to keep them. Destruction without stop() calls nobody.
   virtual void stop() = 0;

@@ -107,17 +107,23 @@ Segment* Reclaimer::seize() {
   return nullptr;
 }
 
-uint64_t Reclaimer::spare_to_come() const {
+uint64_t Reclaimer::spare_after(std::span<Segment* const> leaving) const {
   uint64_t kept = 0, leaving_bytes = rotation_.removing_bytes();
-  for (const Segment* each : draining_) {
+  for (const Segment* each : leaving) {
     const bool stays = each->bytes == context_.options.segment_bytes;
     (stays ? kept : leaving_bytes) += stays ? 1 : each->bytes;
   }
   return kept + rotation_.spare(leaving_bytes);
 }
 
+uint64_t Reclaimer::spare_when_idle() const {
+  std::vector<Segment*> leaving = draining_;
+  if (victim_ != nullptr) leaving.push_back(victim_);
+  return spare_after(leaving);
+}
+
 void Reclaimer::begin() {
-  if (spare_to_come() >= kSpareWanted) return tell_shrunk();
+  if (spare_after(draining_) >= kSpareWanted) return tell_shrunk();
   if (!context_.health.writable() || context_.clock.boot_ns() < retry_at_ns_) return;
   victim_ = seize();
   if (victim_ == nullptr) {

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "nvme/context.h"
@@ -34,6 +35,11 @@ class Reclaimer {
   void step();
   // The tier does not take writes: what is left of the victim stays.
   void abandon();
+
+  // What may still have to be written elsewhere of the victim.
+  uint64_t bytes_to_move() const;
+  // Segments that could begin a life once the victim has gone, too.
+  uint64_t spare_when_idle() const;
 
  private:
   enum class Stage { idle, sorting, moving, flushing };
@@ -59,10 +65,8 @@ class Reclaimer {
   void moved(const QueuedRecord& record, const Extent* to, bool written);
   void copy_lost(const Extent& to);
   void forget_durable_copies();
-  // What may still have to be written elsewhere of the victim.
-  uint64_t bytes_to_move() const;
-  // Segments that could begin a life once all that reclaim took has gone.
-  uint64_t spare_to_come() const;
+  // Segments that could begin a life once these, which reclaim took, have gone.
+  uint64_t spare_after(std::span<Segment* const> leaving) const;
   void release_drained();
 
   LogContext& context_;

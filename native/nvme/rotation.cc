@@ -44,8 +44,8 @@ uint64_t Rotation::spare(uint64_t leaving_bytes) const {
          (opening_ ? 1 : 0);
 }
 
-bool Rotation::has_room(uint64_t bytes) const {
-  return !no_space_ && spare() * context_.options.segment_bytes >=
+bool Rotation::has_room(uint64_t bytes, uint64_t spare) const {
+  return !no_space_ && spare * context_.options.segment_bytes >=
                            kSpareWanted * context_.options.segment_bytes + bytes;
 }
 

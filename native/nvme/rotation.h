@@ -44,7 +44,8 @@ class Rotation {
   bool has_no_room_ever() const { return exhausted() && !serves_without_new_files(); }
   // Takes so many bytes more without reclaiming anything. False on a disk that was full when it was
   // last asked, which it is once an interval, whether anybody writes or not.
-  bool has_room(uint64_t bytes) const;
+  bool has_room(uint64_t bytes) const { return has_room(bytes, spare()); }
+  bool has_room(uint64_t bytes, uint64_t spare) const;
 
   void step();
 

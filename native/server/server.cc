@@ -41,6 +41,7 @@ constexpr auto kGrowRetry = std::chrono::seconds(5);
 // Of the core, to drop a wait: who waits has given up before, and has not heard that it stopped.
 constexpr uint64_t kWaitGraceNs = kSecondNs;
 constexpr int kLateReportMs = 1000;
+constexpr int kFlushWalks = 4;  // so that a flush beside stores ends
 constexpr int kNamesTried = 8;  // for a socket that is about to get its own
 
 sockaddr_un address_of(const std::string& path) {
@@ -91,9 +92,15 @@ bool watch(int epoll, int fd) {
 
 // What a flush has come to, on the core's thread.
 struct Flush {
-  // What NVMe lacks is queued as its queue has room; then all of it has to be on stable media.
+  // What NVMe lacks is queued as its queue has room; then all of it has to be on stable media. What
+  // this makes NVMe drop may lie behind the walk: while there is a place for it, another follows.
   bool ended(Warehouse& warehouse) {
-    if (warehouse.has_log() && !written(warehouse)) return false;
+    while (warehouse.has_log()) {
+      if (!written(warehouse)) return false;
+      if (--walks_left == 0 || !warehouse.has_room_for_unwritten()) break;
+      walk = {true, {}};
+      ticket.reset();
+    }
     report = warehouse.flush_report();
     return true;
   }
@@ -104,6 +111,7 @@ struct Flush {
 
   Warehouse::Spill walk{true, {}};
   std::optional<uint64_t> ticket;
+  int walks_left = kFlushWalks;
   FlushReport report;  // when it has ended
 };
 

@@ -101,6 +101,35 @@ TEST(pages_that_made_room_on_nvme_are_not_written_again_for_ever) {
   CHECK_EQ(scene.daemon.status().dram_pages, 1000u);
 }
 
+// Incident: after a start with a smaller tier one flush left 255 of 640 pages in DRAM alone, and so
+// did an orderly stop; the next flush wrote them.
+TEST(pages_that_make_room_behind_a_flush_are_written_by_it_where_they_have_a_place) {
+  Scene scene(16 * kMiB, 64 * kRecordBytes);
+  for (uint64_t chain = 0; chain < 37; ++chain) scene.store(chain, 20);
+  CHECK_EQ(scene.daemon.flush().flushed, 740u);
+  scene.daemon.stop();
+  scene.daemon.options.nvme_capacity_bytes = 8 * kMiB;  // segments are half as large, too
+  scene.daemon.start();
+  while (scene.daemon.status().log.reclaimed_segments == 0) scene.daemon.tick();
+  scene.check_idle();
+  CHECK(scene.daemon.status().nvme_pages < 740);
+  const FlushReport report = scene.daemon.flush();
+  CHECK_EQ(report.not_admitted, 0u);
+  CHECK_EQ(report.flushed, 740u);
+}
+
+TEST(flush_ends_and_writes_no_page_twice_where_nvme_is_smaller_than_dram) {
+  Scene scene(4 * kMiB, 64 * kRecordBytes);  // half of what is stored
+  for (uint64_t chain = 0; chain < 50; ++chain) scene.store(chain, 20);
+  scene.check_idle();
+  const uint64_t written = scene.daemon.status().log.written_records;
+  const FlushReport report = scene.daemon.flush();
+  CHECK_EQ(report.pending, 0u);
+  CHECK(report.not_admitted > 0);
+  CHECK_EQ(scene.daemon.status().dram_pages, 1000u);
+  CHECK(scene.daemon.status().log.written_records <= written + 1000);
+}
+
 // Others filled the disk, so that the tier made room in the few files that it had.
 TEST(pages_that_made_room_on_a_disk_that_was_full_are_written_again_when_it_is_not) {
   Scene scene(16 * kMiB, 64 * kRecordBytes);

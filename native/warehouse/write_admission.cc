@@ -59,6 +59,11 @@ bool WriteAdmission::spill(Spill& walk) {
   return true;
 }
 
+bool WriteAdmission::has_room_for_unwritten() const {
+  return !unwritten_.empty() && state_.log->health() == nvme::LogHealth::ok &&
+         state_.log->has_room_soon();
+}
+
 FlushReport WriteAdmission::report() const {
   FlushReport report;
   report.not_admitted = state_.log ? unwritten_.size() : state_.catalog.dram_pages();

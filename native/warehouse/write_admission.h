@@ -30,8 +30,10 @@ class WriteAdmission {
   // Offers what the walk meets to the log, a bounded stretch at a time, while its queue is less
   // than half full; true at the end. Ticks walk over what missed the queue, and over what made room
   // once there is room that nobody has to make, as on a disk that others had filled; a flush walks
-  // once.
+  // over all, and again while has_room_for_unwritten().
   bool spill(Spill& walk);
+  // Pages are in DRAM only, and NVMe takes pages without making more room than it makes already.
+  bool has_room_for_unwritten() const;
   void tick();
   void written(SlotId slot, const nvme::Extent& extent);
   void failed(SlotId slot, std::string_view reason);
