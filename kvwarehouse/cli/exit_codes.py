@@ -1,6 +1,7 @@
 """What the process's exit status says. Stable: scripts match on it."""
 
 from enum import IntEnum
+from typing import Final
 
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
 
@@ -29,7 +30,13 @@ MEANINGS: dict[Exit, str] = {
 }
 
 
+# Of a daemon that does not start: it asked nobody, its own address is taken.
+_OWN_ADDRESS: Final = frozenset({"address_unavailable", "socket_foreign", "socket_in_use"})
+
+
 def exit_code_of(error: WarehouseError) -> Exit:
     if isinstance(error, UsageError):
         return Exit.USAGE
+    if error.code in _OWN_ADDRESS:
+        return Exit.FAILED
     return Exit.NO_DAEMON if isinstance(error, TransportError) else Exit.FAILED

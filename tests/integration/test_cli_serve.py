@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -174,6 +175,38 @@ def test_start_with_wrong_settings_is_an_event_in_the_log(
     else:
         assert " start_refused " in event
         assert 'code="bad_config"' in event
+
+
+@pytest.mark.parametrize("flag", ["--http", "--listen", "--kv-events", "--socket"])
+def test_taken_address_is_a_refused_start_and_no_missing_daemon(tmp_path: Path, flag: str) -> None:
+    """Incident: it ended with 3, which says that no daemon is there."""
+    (tmp_path / "tokens").write_text("0123456789abcdef0123456789abcdef\n")
+    (tmp_path / "tokens").chmod(0o600)
+    flags = {
+        "--socket": str(tmp_path / "kvw.sock"),
+        "--arena-dir": str(tmp_path / "arena"),
+        "--dram": "16MiB",
+        "--http": "off",
+    }
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as taken_beside,
+    ):
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        if flag == "--socket":
+            taken_beside.bind(str(tmp_path / "kvw.sock.grpc"))
+            taken_beside.listen()
+        else:
+            flags[flag] = f"tcp://{address}" if flag == "--kv-events" else address
+        if flag == "--listen":
+            flags["--token-file"] = str(tmp_path / "tokens")
+        arguments = command("serve", *[word for pair in flags.items() for word in pair])
+        ended = subprocess.run(
+            arguments, check=False, capture_output=True, text=True, timeout=WAIT_S
+        )
+    assert ended.returncode == Exit.FAILED
+    code = "socket_in_use" if flag == "--socket" else "address_unavailable"
+    assert ended.stderr.endswith(f"[{code}]\n")
 
 
 def test_second_daemon_of_a_directory_is_refused_with_the_owners_pid(
