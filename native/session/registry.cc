@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -29,12 +30,15 @@ uint64_t read_word(int fd, size_t offset) {
   return ::pread(fd, &word, sizeof word, static_cast<off_t>(offset)) == sizeof word ? word : 0;
 }
 
-[[noreturn]] void refuse_file(const std::string& what, const std::string& path) {
-  if (errno == EMFILE || errno == ENFILE)
-    throw Error(ErrorKind::capacity, "no_file_handles",
-                "the daemon has no file handle left for another session; close clients that are "
-                "not used, or start it with a higher limit (ulimit -n)");
-  throw storage_error(what + " " + path, errno);
+[[noreturn]] void refuse_file(const std::string& what, const std::string& path, bool is_first) {
+  if (errno != EMFILE && errno != ENFILE) throw storage_error(what + " " + path, errno);
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  throw Error(ErrorKind::capacity, "no_file_handles",
+              "the daemon has no file handle left for another session; start it with a higher "
+              "limit of open files than " +
+                  std::to_string(limit.rlim_cur) + " (ulimit -n, LimitNOFILE)" +
+                  (is_first ? "" : ", or close clients that are not used"));
 }
 
 }  // namespace
@@ -156,7 +160,7 @@ Registry::Created Registry::create(uint64_t owner_pid) {
   session->path = directory_ + name;
   // Created exclusively: an id is never given twice while its file could be pinned by anybody.
   Fd client(::open(session->path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!client.valid()) refuse_file("cannot create", session->path);
+  if (!client.valid()) refuse_file("cannot create", session->path, sessions_.empty());
   try {
     prepare(*session, client.get(), owner_pid);
   } catch (...) {
@@ -182,7 +186,7 @@ void Registry::prepare(Session& session, int client, uint64_t owner_pid) {
     throw storage_error("no room for a session file in " + directory_, errno);
   session.counted_ns = clock_.boot_ns();
   session.file = Fd(::open(session.path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!session.file.valid()) refuse_file("cannot open", session.path);
+  if (!session.file.valid()) refuse_file("cannot open", session.path, sessions_.empty());
   struct {
     uint64_t magic;
     uint32_t version, pin_capacity;

@@ -552,6 +552,24 @@ TEST(registry_refuses_to_start_when_a_session_cannot_be_opened) {
   CHECK_THROWS(desk.open(), "EMFILE");
 }
 
+// Incident: a daemon without clients was to be rid of some.
+TEST(session_without_descriptors_is_refused_with_the_limit_and_clients_only_if_there_are_any) {
+  Desk desk;
+  const auto refusal = [&] {
+    const DescriptorLimit tight(DescriptorLimit::at_present(1));
+    try {
+      desk.registry->create(1);
+    } catch (const Error& error) {
+      CHECK(error.code() == "no_file_handles");
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(refusal().ends_with("(ulimit -n, LimitNOFILE)"));
+  const Registry::Created there = desk.registry->create(1);
+  CHECK(refusal().ends_with(", or close clients that are not used"));
+}
+
 TEST(client_session_is_refused_when_the_file_is_not_one) {
   Desk desk;
   const auto spoilt = [&](uint64_t value, off_t at, size_t bytes) {
