@@ -19,6 +19,8 @@ from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.servers import Servers, file_at, is_gone
 from kvwarehouse.errors import WarehouseError
 
+_OTHERS_CONNECT: Final = 0o022  # to a socket, who may write to it
+
 # The index has the number of its start in its name.
 _ARENA_FILES: Final = ("arena", "slots", "index.*", "control")
 
@@ -79,6 +81,8 @@ class PathWatch:
             if not here and not problem:
                 # It may be gone again: what was there before stays missed then.
                 self._seen[path] = file_at(path) or self._seen[path]
+            if here:
+                self._close_to_others(path)
         known, self.unreachable = self.unreachable, failed
         if failed and failed != known:
             self._log.event(Event.PATH_NOT_RESTORED, text=failed)
@@ -94,6 +98,19 @@ class PathWatch:
             return f"{path} was removed or replaced, and no new client gets in: {error}"
         self._log.event(Event.PATH_RESTORED, path=path, text="somebody removed it")
         return ""
+
+    def _close_to_others(self, path: str) -> None:
+        """gRPC does not know who its peer is: the mode of its socket is all that keeps others out.
+        The folder is nobody else's, so what is there is what was looked at."""
+        try:
+            mode = os.lstat(path).st_mode & 0o777
+            if not mode & _OTHERS_CONNECT:
+                return
+            os.chmod(path, 0o600)
+        except OSError:
+            return  # the next look finds what it is
+        text = f"somebody gave it mode {mode:04o}, with which others can connect; it is 0600 again"
+        self._log.event(Event.PATH_RESTORED, path=path, text=text)
 
     def _make_sessions(self) -> None:
         arena = self._config.arena_dir

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +28,11 @@ class Watched:
         self.socket, self.arena = Path(self.config.socket), folder / "arena" / "arena"
         self.arena.parent.mkdir(mode=0o700)
         for path in (self.socket, Path(self.config.grpc_socket), self.arena):
-            path.touch()
+            path.touch(0o600)
         self.at_event: Callable[[Event], object] = lambda event: None
-        core: Any = SimpleNamespace(listen_again=self.socket.touch)
-        servers: Any = SimpleNamespace(bind_again=Path(self.config.grpc_socket).touch)
+        grpc_socket = Path(self.config.grpc_socket)
+        core: Any = SimpleNamespace(listen_again=partial(self.socket.touch, 0o600))
+        servers: Any = SimpleNamespace(bind_again=partial(grpc_socket.touch, 0o600))
         self.watch = PathWatch(self.config, self._log(), core, servers)
 
     def _log(self) -> Log:
@@ -101,3 +104,27 @@ def test_disk_that_fails_to_say_what_is_there_is_not_taken_for_a_removal(
     watched.arena.unlink()
     watched.watch.look()
     assert said == [Event.PATH_REMOVED]
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+@pytest.mark.parametrize("suffix", ["", ".grpc"])
+def test_socket_that_others_may_connect_to_is_closed_to_them_and_told_once(
+    watched: Watched, suffix: str, mode: int
+) -> None:
+    said: list[Event] = []
+    watched.at_event = said.append
+    socket = watched.socket.with_name(watched.socket.name + suffix)
+    socket.chmod(mode)
+    watched.watch.look()
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+    watched.watch.look()
+    assert (said, watched.watch.reason) == ([Event.PATH_RESTORED], "")
+
+
+def test_file_that_replaced_a_socket_keeps_its_mode(watched: Watched) -> None:
+    other = watched.socket.with_name("other")
+    other.touch()
+    other.chmod(0o666)
+    other.rename(watched.socket)
+    watched.watch.look()
+    assert stat.S_IMODE(watched.socket.stat().st_mode) == 0o666
