@@ -6,7 +6,10 @@ client reconnects by itself.
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +28,7 @@ from kvwarehouse.client.requests import (
 )
 from kvwarehouse.client.session import Session
 from kvwarehouse.client.transport import Transport
+from kvwarehouse.errors import StorageError
 from kvwarehouse.types import Control, Loaded, Match, Namespace, StoreResult
 
 _log = logging.getLogger(__name__)
@@ -36,6 +40,35 @@ _DRAINING = 2
 """ControlState::draining of native/control/control.h."""
 _JUDGED = ("draining", "remote_serving")
 """Fields of Control that are no words of the control page."""
+
+
+class _Reading(Protocol):
+    """A request that only reads."""
+
+    def missed(self) -> Any: ...
+
+
+_Request = TypeVar("_Request", bound=_Reading)
+_Answer = TypeVar("_Answer")
+
+
+def _missed_where_lost(
+    call: Callable[[SharedMemory, _Request], _Answer],
+) -> Callable[[SharedMemory, _Request], _Answer]:
+    """`call`, and a miss where somebody has cut the control page: the native client cannot tell
+    there how many pages were asked for. A store is told so instead."""
+
+    @functools.wraps(call)
+    def read(self: SharedMemory, request: _Request) -> _Answer:
+        try:
+            return call(self, request)
+        except StorageError as error:
+            if error.code != "memory_lost":
+                raise
+            missed: _Answer = request.missed()
+            return missed
+
+    return read
 
 
 class SharedMemory(Transport):
@@ -59,10 +92,12 @@ class SharedMemory(Transport):
     def has_namespace(self, space: Namespace) -> bool:
         return self.native.has_namespace(space.id)
 
+    @_missed_where_lost
     def lookup(self, request: LookupRequest) -> Match:
         prefix = request.prefix
         return request.match(*self.native.lookup(request.space.id, prefix.tokens, prefix.keys))
 
+    @_missed_where_lost
     def load(self, request: LoadRequest) -> Loaded:
         pages, missed = self.native.load(
             request.space.id,
@@ -88,6 +123,7 @@ class SharedMemory(Transport):
         )
         return StoreResult(stored, already, dropped)
 
+    @_missed_where_lost
     def release(self, request: ReleaseRequest) -> int:
         prefix = request.prefix
         return self.native.release(request.space.id, prefix.tokens, prefix.keys, request.first)
@@ -113,11 +149,13 @@ class SharedMemory(Transport):
             **{name: page[name] for name in Control.__dataclass_fields__ if name not in _JUDGED},
         )
 
+    @_missed_where_lost
     def tiers(self, request: TiersRequest) -> NDArray[np.uint8]:
         """A Tier for each page."""
         prefix = request.prefix
         return self.native.tiers(request.space.id, prefix.tokens, prefix.keys, request.counted)
 
+    @_missed_where_lost
     def pin(self, request: PinRequest) -> Pins:
         prefix, first = request.prefix, request.first
         held = self.native.pin(

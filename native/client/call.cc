@@ -13,11 +13,16 @@ ClientCall ClientCall::open(DaemonLink& link, const Key& namespace_id, Prompt& p
   auto daemon = link.attachment();
   const View& view = *daemon->view;
   const auto row = view.space(namespace_id);
-  if (!row)
+  if (!row) {
+    require_whole(!view.control_lost(), "control page");
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "the daemon does not know namespace " + to_hex(namespace_id) + "; open it again");
+  }
   prompt.bind(Secret(view.control().secret, kSecretBytes), namespace_id, row->shape.page_tokens);
   const uint64_t epoch = view.clear_epoch(row->ordinal);
+  // Once all is read: with zeros for a secret nothing is found, with a zero for an epoch what was
+  // cleared is.
+  require_whole(!view.control_lost(), "control page");
   return {link, std::move(daemon), prompt, *row, epoch, deadline_ns};
 }
 

@@ -16,7 +16,8 @@ namespace kvw {
 inline uint64_t now_ns() { return system_clock().boot_ns(); }
 
 struct ClientCall {
-  // Binds the prompt. Throws Error usage "namespace_unknown", and as DaemonLink::renew does.
+  // Binds the prompt. Throws Error usage "namespace_unknown", storage "memory_lost" where the
+  // control page was cut, and as DaemonLink::renew does.
   static ClientCall open(DaemonLink& link, const Key& namespace_id, Prompt& prompt, bool patient,
                          uint64_t deadline_ns);
   // Throw Error usage "bad_shard", "bad_page_bytes".
@@ -37,8 +38,10 @@ struct ClientCall {
       entry.reset();
     return entry;
   }
-  // Whether the namespace was cleared since the call began.
-  bool cleared() const { return view().clear_epoch(row.ordinal) > clear_epoch; }
+  // Whether the namespace was cleared since the call began, or nobody can tell any more.
+  bool cleared() const {
+    return view().clear_epoch(row.ordinal) > clear_epoch || view().control_lost();
+  }
   // Whether a page may have been stored after such a clear. Clears of other namespaces raise the
   // epoch of new pages as well, so the control page is asked: once an epoch, since the next clear
   // has a higher one.

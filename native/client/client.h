@@ -74,7 +74,8 @@ class Client {
 
   // Longest stored prefix, and behind it what the remote store probably has. Never calls the
   // daemon, unless the view is outdated.
-  // Throws Error usage "namespace_unknown".
+  // Throws Error usage "namespace_unknown", storage "memory_lost" where somebody has cut the
+  // control page, as every call of a prompt does: one that only reads has missed everything then.
   LookupResult lookup(const Key& namespace_id, Prompt& prompt);
   // Where each page is, as lookup finds it, up to the first gap of each run; what lies behind a gap
   // is missing too. `counted`: as a lookup, in the session's counters.

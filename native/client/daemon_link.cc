@@ -110,6 +110,7 @@ bool DaemonLink::refresh(uint64_t timeout_ns) {
   try {
     renew(true, system_clock().boot_ns() + timeout_ns);
   } catch (const Error& error) {
+    if (error.code() == "memory_lost") return false;
     if (error.kind() != ErrorKind::transport) throw;
     return talks();  // its socket may have been another thread's, which says as much
   }

@@ -113,9 +113,10 @@ class DaemonLink {
   // is none; otherwise gives it the client's patience now and then, and goes on with what is
   // mapped. Throws as attachment().
   void renew(bool patient, uint64_t deadline_ns);
-  // The same, patiently. False: none answered. True at once while another thread talks to the one
-  // that is mapped: that thread may be waiting for the processor rather than for the daemon, and
-  // what became of the connection it finds out by itself.
+  // The same, patiently. False: none answered, or one whose files somebody has cut, which ends.
+  // True at once while another thread talks to the one that is mapped: that thread may be waiting
+  // for the processor rather than for the daemon, and what became of the connection it finds out by
+  // itself.
   bool refresh(uint64_t timeout_ns);
 
   // Maps what the daemon shows of its remote tier, where it does so in a moment and that is not

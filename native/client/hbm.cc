@@ -36,14 +36,14 @@ std::unique_ptr<HbmView> HbmView::open(const std::shared_ptr<const gpu::Device>&
                                        const ParentFd& table, const ParentFd& pool) {
   struct stat info{};
   constexpr const char* kWhat = "table of its HBM tier";
-  require_format(
+  require_whole(
       ::fstat(table.get(), &info) == 0 && static_cast<size_t>(info.st_size) >= kBlockBytes, kWhat);
   std::unique_ptr<HbmView> made(
       new HbmView(Mapping(table.get(), static_cast<size_t>(info.st_size), false)));
   const auto* header = made->table_.at<const HbmHeader>(0);
   require_format(header->magic == kHbmMagic && header->version == kHbmVersion &&
                      hbm_table_bytes(header->slots) <= made->table_.bytes(),
-                 kWhat);
+                 made->table_, kWhat);
   made->header_ = header;
   made->slots_ = header->slots;
   const gpu::CUuuid own = device->uuid();

@@ -26,11 +26,20 @@ uint64_t file_bytes(const ParentFd& fd) { return static_cast<uint64_t>(stat_of(f
 
 }  // namespace
 
-void require_format(bool good, const char* what) {
-  if (!good)
-    throw Error(ErrorKind::storage, "bad_files",
+void require_whole(bool whole, const char* what) {
+  if (!whole)
+    throw Error(ErrorKind::storage, "memory_lost",
                 std::string("the daemon's ") + what +
-                    " is not in this version's format; use the same kvwarehouse on both sides");
+                    " lacks memory that it was made with: its file was cut, or its filesystem is "
+                    "full; see memory_lost in the daemon's log, and start the daemon again");
+}
+
+void require_format(bool good, const Mapping& mapping, const char* what) {
+  if (good) return;
+  require_whole(!mapping.lost(), what);
+  throw Error(ErrorKind::storage, "bad_files",
+              std::string("the daemon's ") + what +
+                  " is not in this version's format; use the same kvwarehouse on both sides");
 }
 
 MappedArena::MappedArena(const ParentFd& file, const Id& id)
@@ -61,35 +70,37 @@ void MappedArena::prefault(uint64_t begin, uint64_t end, bool for_write) const {
 
 View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable,
            const std::shared_ptr<const MappedArena>& before) {
-  require_format(file_bytes(control) >= sizeof(ControlPage), "control page");
+  // No version makes any of the files shorter than this.
+  require_whole(file_bytes(control) >= sizeof(ControlPage), "control page");
   control_mapping_ = Mapping(control.get(), file_bytes(control), false);
   control_ = control_mapping_.at<const ControlPage>(0);
   require_format(control_->magic == kControlMagic && control_->version == kControlVersion,
-                 "control page");
+                 control_mapping_, "control page");
 
   if (control_mapping_.bytes() >= control_bytes(control_->segment_words))
     segment_words_ = control_->segment_words;
 
-  require_format(file_bytes(slots) >= kBlockBytes, "slots file");
+  require_whole(file_bytes(slots) >= kBlockBytes, "slots file");
   slots_mapping_ = std::make_shared<const Mapping>(slots.get(), file_bytes(slots), false);
   check_slots_header(*slots_mapping_->at<const SlotsHeader>(0), control_->warehouse_id);
-  require_format(slots_mapping_->bytes() >= slots_mapping_->at<const SlotsHeader>(0)->bytes,
-                 "slots file");
+  require_whole(slots_mapping_->bytes() >= slots_mapping_->at<const SlotsHeader>(0)->bytes,
+                "slots file");
   slots_ = Slots(*slots_mapping_);
 
-  require_format(file_bytes(index) >= kBlockBytes, "index");
+  require_whole(file_bytes(index) >= kBlockBytes, "index");
   index_mapping_ = Mapping(index.get(), file_bytes(index), false);
   const auto* header = index_mapping_.at<const IndexHeader>(0);
   require_format(header->magic == kIndexMagic && header->version == kIndexVersion &&
-                     index_mapping_.bytes() >= index_bytes(header->entries) &&
                      (header->entries & (header->entries - 1)) == 0,
-                 "index");
+                 index_mapping_, "index");
+  require_whole(index_mapping_.bytes() >= index_bytes(header->entries), "index");
   incarnation_ = header->incarnation;
   index_ = Index(index_mapping_);
 
   slab_count_ = static_cast<uint32_t>(control_->slab_count);
   const uint64_t bytes = slab_count_ * slots_.header().slab_bytes;
-  require_format(slab_count_ <= slots_.header().slab_max && file_bytes(arena) >= bytes, "arena");
+  require_format(slab_count_ <= slots_.header().slab_max, control_mapping_, "arena");
+  require_whole(file_bytes(arena) >= bytes, "arena");
   arena_ = MappedArena::of(arena, bytes, writable, before);
 }
 

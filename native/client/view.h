@@ -69,13 +69,17 @@ enum class LoadResult {
   mismatch,  // the header is this page's, the bytes are not
 };
 
-// Throws Error storage "bad_files" unless the daemon's file `what` is in this version's format.
-void require_format(bool good, const char* what);
+// Throws Error storage "memory_lost" unless the daemon's file `what` has all that it was made with.
+void require_whole(bool whole, const char* what);
+// Throws Error storage "bad_files" unless the file is in this version's format, as its `mapping`
+// says; "memory_lost" where that has lost something: zeros are no other version's format.
+void require_format(bool good, const Mapping& mapping, const char* what);
 
 class View {
  public:
   // Takes the descriptors of a welcome. `before`: the arena of the view before this one, or null.
-  // Throws Error (storage "bad_files") when they are not the files of this protocol version.
+  // Throws Error storage "bad_files" when they are not the files of this protocol version,
+  // "memory_lost" when one of them was cut.
   View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable,
        const std::shared_ptr<const MappedArena>& before = nullptr);
 
@@ -87,6 +91,10 @@ class View {
   bool outdated() const {
     return control_->incarnation.value.load(std::memory_order_acquire) != incarnation_;
   }
+
+  // Whether what was read of the control page may be zeros that the daemon never wrote, see
+  // Mapping.
+  bool control_lost() const { return control_mapping_.lost(); }
 
   // The clear epoch below which pages of a namespace are gone; nothing when it is not declared.
   struct SpaceRow {

@@ -281,8 +281,9 @@ class Cache {
   void evict_one(uint64_t parent) {
     const PageId kept = parent == kNone || !has(parent) ? kNoPage : ids_.at(parent);
     PageId victim = kNoPage;
-    CHECK_EQ(policy_.victims(std::span(&victim, 1), ExemptIf([&](PageId id) { return id == kept; })),
-             1u);
+    CHECK_EQ(
+        policy_.victims(std::span(&victim, 1), ExemptIf([&](PageId id) { return id == kept; })),
+        1u);
     policy_.removed(victim);
     std::erase_if(ids_, [victim](const auto& each) { return each.second == victim; });
     free_.push_back(victim);

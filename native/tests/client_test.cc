@@ -229,6 +229,58 @@ TEST(load_is_a_miss_and_store_an_error_when_the_arena_was_cut) {
   }
 }
 
+// Incident: its zeros were taken for another version's format, and all calls said to use the same
+// version on both sides.
+TEST(calls_say_that_memory_is_lost_when_the_control_page_was_cut) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 5), other(daemon.shape(), 2, 5);
+  chain.store_all(client);
+  CHECK_EQ(::truncate((daemon.options.arena_dir + "/control").c_str(), 0), 0);
+  for (int round = 0; round < 2; ++round) {
+    CHECK_THROWS(chain.found(client), "memory_lost");
+    CHECK_THROWS(chain.load(client, 0), "memory_lost");
+    CHECK_THROWS(other.store(client, 0), "memory_lost");
+    CHECK_THROWS(client.has_namespace(kSpace), "memory_lost");
+    CHECK(!client.refresh(daemon.client_options().timeout_ns));
+  }
+  daemon.stop();
+  CHECK_THROWS(chain.found(client), "memory_lost");
+  daemon.start();  // which makes the file anew
+  CHECK(client.refresh(daemon.client_options().timeout_ns));
+  CHECK_EQ(chain.load(client, 0), 5);
+  CHECK_EQ(other.store(client, 0).stored, 5);
+}
+
+// A call that began before the cut, and asks the control page whether the namespace was cleared.
+TEST(call_takes_no_page_of_another_epoch_when_the_control_page_was_cut) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 1);
+  chain.store_all(client);
+  DaemonLink link(daemon.client_options());
+  Prompt prompt = chain.prompt();
+  const auto call =
+      ClientCall::open(link, kSpace, prompt, false, now_ns() + kPatienceMs * kMillisecondNs);
+  CHECK(!call.cleared());
+  CHECK_EQ(::truncate((daemon.options.arena_dir + "/control").c_str(), 0), 0);
+  CHECK(call.cleared());
+}
+
+TEST(new_client_is_told_that_memory_is_lost_when_a_file_was_cut) {
+  for (const std::string name : {"arena", "slots", "index.1", "control"})
+    for (const uint64_t left : {0, 8192}) {
+      Daemon daemon(shape_of(kShard));
+      daemon.start();
+      const std::string path = daemon.options.arena_dir + "/" + name;
+      CHECK(left < std::filesystem::file_size(path));
+      CHECK_EQ(::truncate(path.c_str(), static_cast<off_t>(left)), 0);
+      CHECK_THROWS(Client(daemon.client_options()), "memory_lost");
+    }
+}
+
 TEST(ranks_that_store_the_same_prompt_at_once_make_each_page_once) {
   Daemon daemon(shape_of(kShard, 4), 16 * kMiB);
   daemon.start();

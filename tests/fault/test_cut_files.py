@@ -77,7 +77,16 @@ def test_cut_file_ends_the_daemon_with_its_name_and_no_engine(
     os.truncate(path, int(left * path.stat().st_size))
     said, _ = engine.communicate("", timeout=DEADLINE_S)
     assert engine.returncode == 0
-    assert said.endswith("went on\n")
+    lookup, load, store, _pin, _check, went_on = said.splitlines()
+    assert went_on == "went on"
+    # Neither is an error, whether the daemon is still there or has ended.
+    assert lookup.startswith("Match(")
+    assert load.startswith("Loaded(")
+    # Incident: zeros of a cut file were taken for another version's format.
+    assert store != "bad_files"
+    if name == "control" and not left:
+        assert lookup.startswith("Match(pages=0,")
+        assert load.startswith("Loaded(0,")
     eventually(lambda: serving.events("ended"), "the daemon ends")
     (ended,) = serving.events("ended")
     assert ended["code"] == "memory_lost"
