@@ -475,12 +475,7 @@ class Daemon:
         self._log.core_events(events)
         for name, fields in events:
             if name == "memory_lost" and fields.get("reason") == "cut":
-                self._failure = StorageError(
-                    f"somebody has cut the file {fields['file']} in {self._config.arena_dir} while"
-                    " it was served: move that directory away and start again; what was flushed"
-                    " to NVMe is kept",
-                    code="memory_lost",
-                )
+                self._failure = _cut(fields["file"], self._config.arena_dir)
                 self._stop.set()
 
     def _watch_core(self, ask: Callable[[], object]) -> None:
@@ -569,3 +564,16 @@ def _has_pages(config: Config) -> bool:
     if config.nvme_dir:
         places.append(os.path.join(config.nvme_dir, "segments"))
     return any(os.path.exists(place) for place in places)
+
+
+def _cut(file: str, arena_dir: str) -> StorageError:
+    """What ends a daemon whose `file` was cut. A start refuses two of them, and makes others anew
+    from these."""
+    if file in ("arena", "slots"):
+        advice = "move that directory away and start again; what was flushed to NVMe is kept"
+    else:
+        advice = "start again, which makes it anew and has the pages in DRAM"
+    return StorageError(
+        f"somebody has cut the file {file} in {arena_dir} while it was served: {advice}",
+        code="memory_lost",
+    )

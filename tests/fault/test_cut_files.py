@@ -12,11 +12,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import kvwarehouse as kvw
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
-from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
 from testkit import tally
+
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=6000
+)
+PAGES = np.random.default_rng(1).integers(256, size=(64, 6000), dtype=np.uint8)
 
 # An engine: stores, says so, and goes on when its standard input ends. Prints what came of it.
 ENGINE = """
@@ -60,6 +67,22 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
         yield serving
 
 
+def check_advice(serving: Serving, text: str, *, refused: bool) -> None:
+    """Does what `text` says, after which the daemon serves, with all pages where the start is not
+    `refused` without it."""
+    assert ("move that directory away" in text) == refused
+    if refused:
+        with pytest.raises(RefusedError):
+            serving.start()
+        serving.arena_dir.rename(serving.arena_dir.with_name("moved"))
+    serving.start()
+    out = np.zeros((64, 6000), np.uint8)
+    with serving.connect() as client:
+        loaded = int(client.open(SPACE).load(list(range(64)), out))
+    assert loaded == (0 if refused else 64)
+    assert (out[:loaded] == PAGES[:loaded]).all()
+
+
 @pytest.mark.parametrize("left", [0.0, 0.05])
 @pytest.mark.parametrize("name", ["arena", "slots", "index.*", "control"])
 def test_cut_file_ends_the_daemon_with_its_name_and_no_engine(
@@ -92,4 +115,5 @@ def test_cut_file_ends_the_daemon_with_its_name_and_no_engine(
     assert ended["code"] == "memory_lost"
     assert f"file {name.rstrip('.*')} " in ended["text"]
     assert serving.ended() == 1
+    check_advice(serving, ended["text"], refused=name in ("arena", "slots"))
     tally.count("file of the arena cut under a running daemon")
