@@ -186,6 +186,7 @@ class WarehouseService(wire.WarehouseServicer):
             self._target(request),
             forget=request.forget,
             remote_within_s=min(REMOTE_WITHIN_S, Deadline.of(context).remaining_s() / 2),
+            who=context.peer(),
         )
         return pb.ClearResponse(pages=cleared.pages, epoch=cleared.epoch, remote=cleared.remote)
 
@@ -196,7 +197,9 @@ class WarehouseService(wire.WarehouseServicer):
                 code="bad_count",
             )
         tiers = request.tiers or _DEFAULT_TIERS
-        pages, nvme = self._warehouse.evict(self._target(request), request.pages, tiers)
+        pages, nvme = self._warehouse.evict(
+            self._target(request), request.pages, tiers, who=context.peer()
+        )
         return pb.EvictResponse(pages=pages, nvme_pages=nvme)
 
     def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext) -> pb.FlushResponse:

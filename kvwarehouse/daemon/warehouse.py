@@ -197,10 +197,12 @@ class DaemonWarehouse:
         *,
         forget: bool = False,
         remote_within_s: float = REMOTE_WITHIN_S,
+        who: str = "",
     ) -> Cleared:
         """Removes all pages of a namespace (None: of all) from all tiers, with a remote one from
         those of its fleet, whose store is waited for for `remote_within_s`. `forget`: the namespace
-        too; of all, those that nobody stores into or watches.
+        too; of all, those that nobody stores into or watches. `who`: for the log, as gRPC calls who
+        asked.
 
         Raises StorageError (code "clear_not_durable") when the ledger's disk refuses: the pages are
         gone now, and what NVMe held of them may be there again after a restart; CapacityError (code
@@ -225,6 +227,7 @@ class DaemonWarehouse:
             pages=pages,
             epoch=epoch,
             namespaces=len(ordinals),
+            who=who,
             **({"remote": remote} if remote else {}),
         )
         if remote == "owed" and durable and not noted:
@@ -362,10 +365,12 @@ class DaemonWarehouse:
         wanted = self._ledger.namespaces() if record is None else [record]
         return [each.space.id for each in wanted if each.space.id not in self._ordinals]
 
-    def evict(self, record: NamespaceRecord | None, pages: int, tiers: str) -> tuple[int, int]:
+    def evict(
+        self, record: NamespaceRecord | None, pages: int, tiers: str, *, who: str = ""
+    ) -> tuple[int, int]:
         """Takes the coldest pages of a namespace (None: of any) out of "dram", "nvme" or "all",
         or their copies out of "hbm": (pages evicted, pages of them that left NVMe, or that an NVMe
-        tier may have that is not there).
+        tier may have that is not there). `who`: as of a clear.
 
         Raises StorageError (code "evict_not_durable") when the ledger's disk refuses: the pages are
         gone now, and those that left NVMe may be there again after a restart."""
@@ -382,6 +387,7 @@ class DaemonWarehouse:
             pages=evicted,
             nvme_pages=len(graves),
             tiers=tiers,
+            who=who,
         )
         if not durable:
             raise StorageError(

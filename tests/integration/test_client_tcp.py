@@ -14,6 +14,7 @@ import kvwarehouse as kvw
 import kvwarehouse.aio
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.client.connect import connect_grpc
 from testkit.served import Served
 from testkit.tcp import TOKEN, T
 
@@ -83,6 +84,24 @@ def test_tls_to_a_port_without_it_is_refused_by_that_name(
         port = served.events("ready")[0]["listen"].rpartition(":")[2]
         with pytest.raises(kvw.TransportError, match="does not speak TLS"):
             kvw.connect(f"localhost:{port}", token=TOKEN, tls=certificate[0], timeout_s=T)
+
+
+def test_clears_and_evictions_say_who_asked(tmp_path: Path, tokens: str) -> None:
+    """Incident: whoever had a token could empty a warehouse, and the log did not say from where."""
+    with Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served:
+        port = served.events("ready")[0]["listen"].rpartition(":")[2]
+        for client in (
+            connect_grpc(f"unix://{served.config.socket}"),
+            kvw.connect(f"127.0.0.1:{port}", token=TOKEN, timeout_s=T),
+        ):
+            with client:
+                client.open(SPACE)
+                client.evict(SPACE, 1)
+                client.clear(SPACE)
+        for name in ("evicted", "cleared"):
+            here, away = (line["who"] for line in served.events(name))
+            assert here == "unix:"
+            assert away.startswith("ipv4:127.0.0.1:")
 
 
 def test_missing_authority_file_is_refused_by_name(address: str) -> None:
