@@ -22,6 +22,7 @@ EXAMPLES = """\
   kvwarehouse keep list                                       what is kept, and until when
   kvwarehouse keep remove system-prompt
   kvwarehouse keep remove --all
+  kvwarehouse keep remove my-model --all                      those of one namespace
 
 add     has what is stored of a prompt stay in DRAM and NVMe for --ttl, whatever is asked for
         meanwhile; what is stored of it later is not kept. With --renewed each use of its last page
@@ -73,7 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="add: FILE has the engine's block hashes instead, in hex, one a page.",
     )
-    parser.add_argument("--all", action="store_true", help="remove: all keeps.")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="remove: all keeps, or, as `remove NAMESPACE --all`, those of one namespace.",
+    )
     add_connection(parser)
     add_json(parser)
 
@@ -100,8 +105,10 @@ def _refuse_what_does_not_fit(args: argparse.Namespace) -> None:
         raise _bad("say what to keep: kvwarehouse keep add FILE NAMESPACE --ttl TIME")
     if args.action == "list" and args.prompt is not None:
         raise _bad("`kvwarehouse keep list` lists all keeps; leave the rest out")
-    if args.action == "remove" and (args.prompt is not None) == args.all:
+    if args.action == "remove" and not args.all and args.prompt is None:
         raise _bad("say which: kvwarehouse keep remove NAME, or --all")
+    if args.all and args.namespace is not None:
+        raise _bad("with --all say a NAMESPACE at most, and no name of a keep")
     if args.action == "remove":
         refuse_empty("NAME", args.prompt, without="--all", code="bad_keep")
 
@@ -151,8 +158,10 @@ def _list(client: Client, args: argparse.Namespace) -> int:
 
 
 def _remove(client: Client, args: argparse.Namespace) -> int:
-    space = None if args.namespace is None else find_namespace(client, args.namespace)
-    removed = client.remove_all_keeps() if args.all else client.remove_keep(args.prompt, space)
+    where = args.prompt if args.all else args.namespace
+    space = None if where is None else find_namespace(client, where)
+    named = args.prompt
+    removed = client.remove_all_keeps(space) if args.all else client.remove_keep(named, space)
     if not removed and not args.all:
         raise _bad(
             f"there is no keep {args.prompt!r}{'' if space is None else ' in that namespace'}; see"

@@ -42,13 +42,13 @@ _JUDGED = ("draining", "remote_serving")
 """Fields of Control that are no words of the control page."""
 
 
-class _Reading(Protocol):
+class _ReadRequest(Protocol):
     """A request that only reads."""
 
     def missed(self) -> Any: ...
 
 
-_Request = TypeVar("_Request", bound=_Reading)
+_Request = TypeVar("_Request", bound=_ReadRequest)
 _Answer = TypeVar("_Answer")
 
 

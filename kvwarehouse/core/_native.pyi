@@ -241,15 +241,19 @@ class Core:
         keys: Keys | None,
         ttl_s: float,
         is_renewed: bool,
+        promote_s: float,
     ) -> dict[str, Any]:
         """Keeps of each run of the prompt what is stored of it, up to its first page that is not:
-        "has_room" (else nothing is kept), "id", "left_s", "pages" (0: there is no keep), "bytes",
-        "ends" (keys, for restore_keep). What is on NVMe alone is read into DRAM as far as that
-        goes within two seconds. Blocks while the core serves others; UsageError
-        "namespace_unknown", "bad_run" (a run that begins behind its prompt's first page)."""
-    def restore_keep(self, id: int, ends: list[bytes], left_s: float, renewed_s: float) -> bool:
-        """Between recover() and start(). renewed_s 0: use does not renew it. False: there is no
-        room for it, and it is not there."""
+        "refusal" ("": none; else nothing is kept, for want of "keeps", "ends", "pages" or "bytes",
+        or because it was "gone" meanwhile), "id", "left_s", "pages" (0: there is no keep), "bytes",
+        "marks" (keys, for restore_keep). What is on NVMe alone is read into DRAM as far as that
+        goes in promote_s. Blocks while the core serves others; UsageError "namespace_unknown",
+        "bad_run" (a run that begins behind its prompt's first page)."""
+    def restore_keep(
+        self, id: int, marks: list[bytes], is_lone: bool, left_s: float, renewed_s: float
+    ) -> str:
+        """Between recover() and start(). renewed_s 0: use does not renew it. Says why there is no
+        such keep, as keep() does; "": there is."""
     def end_keep(self, id: int) -> bool:
         """False: there is none."""
     def keeps(self) -> list[dict[str, Any]]:

@@ -10,29 +10,53 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import KeepRecord, Ledger
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.transfer import TransferSpan, span
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import CapacityError, UsageError
-from kvwarehouse.wire import prefix_from_wire
+from kvwarehouse.wire import MAX_LIST_BYTES, prefix_from_wire
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 if TYPE_CHECKING:
     from kvwarehouse.core import Core
 
+MAX_KEEPS: Final = 4096
 MAX_NAME_BYTES: Final = 256
 MIN_TTL_S: Final = 1.0
 MAX_TTL_S: Final = 366 * 86_400.0
+PROMOTE_S: Final = 2.0
+"""How long a keep waits for what is on NVMe alone, if its call has the time."""
 
 # An end that moved by less is not written again: a restart ends a keep so much early at most.
 _MOVED_S: Final = 5.0
 _MOVED_SHARE: Final = 0.05
+
+_REMOVE: Final = "remove one (kvwarehouse keep list, kvwarehouse keep remove NAME), or wait"
+_BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
+    "bytes": (
+        "keeps hold {kept_bytes} bytes of the {keep_capacity_bytes} that they may",
+        f"{_REMOVE}, or start the daemon with a larger --keep-percent or --dram",
+    ),
+    "pages": (
+        "{kept_pages} pages are kept, and no more than half of the index, or 1,048,576, may be",
+        f"{_REMOVE}, or start the daemon with more --index-pages",
+    ),
+    "keeps": (f"there are {MAX_KEEPS:,} keeps", _REMOVE),
+    "ends": (
+        "all keeps have 65,536 prompts at most, and each one 4,096, of which a page that stands"
+        " alone is one",
+        _REMOVE,
+    ),
+    "gone": ("its pages were cleared meanwhile, or it took over a minute", "keep it again"),
+}
 
 
 class Keeps:
@@ -50,31 +74,38 @@ class Keeps:
     def restore(self) -> None:
         """What the last daemon kept, as far as it is there. Once the core has recovered, and before
         it starts."""
-        lost = 0
-        for record in self._ledger.keeps():
+        lost: Counter[str] = Counter()
+        # Where there is no room for all any more, the newest are kept.
+        for record in sorted(self._ledger.keeps(), key=lambda each: -each.number):
             self._last = max(self._last, record.number)
             # A clock that was set back makes no keep longer than it was.
             left_s = min((record.until_ns - time.time_ns()) / 1e9, record.ttl_s)
             renewed_s = record.ttl_s if record.renewed else 0.0
-            if left_s > 0 and self._core.restore_keep(
-                record.number, list(record.ends), left_s, renewed_s
-            ):
-                self._records[record.number] = record
-            else:
+            why = "over"
+            if left_s > 0:
+                why = self._core.restore_keep(
+                    record.number, list(record.marks), record.lone, left_s, renewed_s
+                )
+                lost[why] += 1
+            if why:
                 self._ended.add(record.number)
-                lost += left_s > 0
+            else:
+                self._records[record.number] = record
+        del lost[""]
         if lost:
-            self._log.event(Event.KEEPS_LOST, keeps=lost)
+            self._log.event(Event.KEEPS_LOST, **lost)
 
-    def keep(self, request: pb.KeepRequest) -> pb.KeepResponse:
-        """Waits for the core, and up to two seconds for pages to come from NVMe. Raises UsageError
-        (code "bad_keep", "bad_prefix", "bad_run", "namespace_unknown"), CapacityError
-        ("keeps_full")."""
+    def keep(self, request: pb.KeepRequest, deadline: Deadline) -> pb.KeepResponse:
+        """Waits for the core, and up to PROMOTE_S for pages to come from NVMe. Raises UsageError
+        (code "bad_keep", "bad_prefix", "namespace_unknown"), CapacityError ("keeps_full")."""
         _check(request)
         record = self._warehouse.namespace(request.namespace_id)
         whole = span(record, prefix_from_wire(request.prefix), first=0, pages=None, shard=0)
         whole.check_kind()
+        name = request.name or f"keep-{secrets.token_hex(4)}"
         with self._lock:
+            if len(self._records) >= MAX_KEEPS and not self._named(name, record.space.id):
+                raise self._full("keeps")
             self._last += 1
             number = self._last
         kept = self._core.keep(
@@ -85,40 +116,42 @@ class Keeps:
             _keys(whole, lone=request.lone),
             request.ttl_s,
             request.renewed,
+            min(PROMOTE_S, deadline.remaining_s() / 2),
         )
-        if not kept["has_room"]:
-            raise self._full()
+        if kept["refusal"]:
+            raise self._full(kept["refusal"])
         made = KeepRecord(
             number,
-            request.name or f"keep-{secrets.token_hex(4)}",
+            name if kept["pages"] else "",
             record.space.id,
-            kept["pages"],
-            kept["bytes"],
             request.ttl_s,
             request.renewed,
             time.time_ns() + int(request.ttl_s * 1e9),
-            tuple(kept["ends"]),
+            request.lone,
+            tuple(kept["marks"]),
         )
-        if made.pages:
+        if kept["pages"]:
             self._replace(made)
-        left_s = request.ttl_s if made.pages else 0.0
-        return pb.KeepResponse(keep=_info(made, record.space.model, left_s))
+        return pb.KeepResponse(keep=_info(made, record.space.model, kept))
 
-    def list(self) -> pb.ListKeepsResponse:
+    def listed(self) -> pb.ListKeepsResponse:
         models = {record.space.id: record.space.model for record in self._warehouse.namespaces()}
-        left_s = {row["id"]: row["left_s"] for row in self._core.keeps()}
+        rows = {row["id"]: row for row in self._core.keeps()}
         with self._lock:
-            records = [each for each in self._records.values() if each.number in left_s]
-        records.sort(key=lambda each: left_s[each.number])
+            records = [each for each in self._records.values() if each.number in rows]
+        records.sort(key=lambda each: rows[each.number]["left_s"])
         status = self._core.status()
-        return pb.ListKeepsResponse(
-            keeps=[
-                _info(each, models.get(each.namespace_id, ""), left_s[each.number])
-                for each in records
-            ],
-            bytes=status["kept_bytes"],
-            capacity_bytes=status["keep_capacity_bytes"],
+        listed = pb.ListKeepsResponse(
+            bytes=status["kept_bytes"], capacity_bytes=status["keep_capacity_bytes"]
         )
+        room = MAX_LIST_BYTES
+        for each in records:
+            info = _info(each, models.get(each.namespace_id, ""), rows[each.number])
+            room -= info.ByteSize()
+            if room < 0:
+                break
+            listed.keeps.append(info)
+        return listed
 
     def remove(self, request: pb.RemoveKeepsRequest) -> pb.RemoveKeepsResponse:
         """Raises UsageError (code "no_target") for a request that names none."""
@@ -142,6 +175,8 @@ class Keeps:
         ledger, which waits for its disk. None: the ledger has it. Call now and then."""
         with self._lock:
             known = set(self._records)
+            if not known and not self._ended:
+                return None
         left_s = {row["id"]: row["left_s"] for row in self._core.keeps()}
         now_ns = time.time_ns()
         with self._lock:
@@ -161,11 +196,7 @@ class Keeps:
 
     def _replace(self, made: KeepRecord) -> None:
         with self._lock:
-            before = [
-                each.number
-                for each in self._records.values()
-                if (each.name, each.namespace_id) == (made.name, made.namespace_id)
-            ]
+            before = self._named(made.name, made.namespace_id)
             for number in before:
                 self._forget(number)
             self._records[made.number] = made
@@ -173,31 +204,34 @@ class Keeps:
         for number in before:
             self._core.end_keep(number)
 
+    def _named(self, name: str, namespace_id: bytes) -> list[int]:
+        return [
+            each.number
+            for each in self._records.values()
+            if (each.name, each.namespace_id) == (name, namespace_id)
+        ]
+
     def _forget(self, number: int) -> None:
         del self._records[number]
         self._changed.discard(number)
         self._ended.add(number)
 
-    def _full(self) -> CapacityError:
+    def _full(self, bound: str) -> CapacityError:
         status = self._core.status()
+        what, advice = _BOUNDS[bound]
         return CapacityError(
-            f"{status['keeps']} keeps hold {status['kept_bytes']} bytes of"
-            f" {status['keep_capacity_bytes']}, and there is no room for this one too; remove one"
-            " (kvwarehouse keep list, kvwarehouse keep remove NAME), wait until one ends, or start"
-            " the daemon with a larger --keep-percent or --dram",
+            f"this is not kept: {what.format(**status)}; {advice}",
             code="keeps_full",
-            context={
-                "kept_bytes": status["kept_bytes"],
-                "capacity_bytes": status["keep_capacity_bytes"],
-            },
+            context={"bound": bound, "kept_bytes": status["kept_bytes"]},
         )
 
 
 def _keys(whole: TransferSpan, *, lone: bool) -> Any:
     if whole.keys is None or not lone:
         return whole.keys
-    pages = len(whole.keys)
-    return (list(whole.keys), [1] * pages, [0] * pages, [None] * pages)
+    count = len(whole.keys)
+    pages, positions, parents = [1] * count, [0] * count, [None] * count
+    return (list(whole.keys), pages, positions, parents)
 
 
 def _check(request: pb.KeepRequest) -> None:
@@ -217,14 +251,15 @@ def _check(request: pb.KeepRequest) -> None:
         raise UsageError("pages that stand alone are named by keys", code="bad_keep")
 
 
-def _info(record: KeepRecord, model: str, left_s: float) -> pb.KeepInfo:
+def _info(record: KeepRecord, model: str, row: Mapping[str, Any]) -> pb.KeepInfo:
+    """`row`: what the core says of it."""
     return pb.KeepInfo(
-        name=record.name if record.pages else "",
+        name=record.name,
         namespace_id=record.namespace_id,
         model=model,
-        pages=record.pages,
-        bytes=record.size_bytes,
+        pages=row["pages"],
+        bytes=row["bytes"],
         ttl_s=record.ttl_s,
-        left_s=left_s,
+        left_s=row["left_s"],
         renewed=record.renewed,
     )

@@ -86,13 +86,13 @@ class KeepRecord:
     number: int
     name: str
     namespace_id: bytes
-    pages: int
-    size_bytes: int
     ttl_s: float
     renewed: bool
     until_ns: int
     """Wall clock."""
-    ends: tuple[bytes, ...]
+    lone: bool
+    """Its pages stand alone."""
+    marks: tuple[bytes, ...]
     """The core's keys of the pages that it is made from again."""
 
 
@@ -481,7 +481,6 @@ def _merged(states: list[_State]) -> _State:
         merged.log_end = max(merged.log_end, state.log_end)
         for key, at in state.tombstones.items():
             merged.tombstones[key] = max(at, merged.tombstones.get(key, 0))
-        merged.keeps = {**state.keeps, **merged.keeps}
     return merged
 
 
@@ -535,29 +534,29 @@ def _encode_keep(record: KeepRecord) -> tuple[bytes, bytes]:
     payload = {
         "name": record.name,
         "namespace": record.namespace_id.hex(),
-        "pages": record.pages,
-        "bytes": record.size_bytes,
         "ttl_s": record.ttl_s,
         "renewed": record.renewed,
         "until_ns": record.until_ns,
-        "ends": b"".join(record.ends).hex(),
+        "lone": record.lone,
+        "marks": b"".join(record.marks).hex(),
     }
     return _keep_key(record.number), json.dumps(payload).encode("utf-8")
 
 
 def _decode_keep(key: bytes, payload: bytes) -> KeepRecord:
     values = json.loads(payload)
-    ends = bytes.fromhex(values["ends"])
+    marks = bytes.fromhex(values["marks"])
+    if len(marks) % _KEY_BYTES:
+        raise ValueError("the marks of a keep are no keys")
     return KeepRecord(
         _U64.unpack(key.removeprefix(_KEEP))[0],
         str(values["name"]),
         bytes.fromhex(values["namespace"]),
-        int(values["pages"]),
-        int(values["bytes"]),
         float(values["ttl_s"]),
         bool(values["renewed"]),
         int(values["until_ns"]),
-        tuple(ends[at : at + _KEY_BYTES] for at in range(0, len(ends), _KEY_BYTES)),
+        bool(values["lone"]),
+        tuple(marks[at : at + _KEY_BYTES] for at in range(0, len(marks), _KEY_BYTES)),
     )
 
 

@@ -551,7 +551,6 @@ class Daemon:
         # It may not have started, or not answer: stop() is what matters.
         with contextlib.suppress(WarehouseError):
             self._log.core_events(self._core.events())
-        with contextlib.suppress(WarehouseError):
             if self._keeps and (write := self._keeps.tend()):
                 write()
         assert self._warehouse is not None

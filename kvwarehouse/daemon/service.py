@@ -131,12 +131,12 @@ class WarehouseService(wire.WarehouseServicer):
         return pb.ReleaseResponse(pages=self._transfer.release(rest))
 
     def Keep(self, request: pb.KeepRequest, context: grpc.ServicerContext) -> pb.KeepResponse:
-        return self._keeps.keep(request)
+        return self._keeps.keep(request, Deadline.of(context))
 
     def ListKeeps(
         self, request: pb.ListKeepsRequest, context: grpc.ServicerContext
     ) -> pb.ListKeepsResponse:
-        return self._keeps.list()
+        return self._keeps.listed()
 
     def RemoveKeeps(
         self, request: pb.RemoveKeepsRequest, context: grpc.ServicerContext

@@ -241,25 +241,30 @@ class Core {
     return dict_of(report);
   }
   nb::dict keep(uint64_t id, const nb::bytes& namespace_id, uint32_t page_tokens, nb::handle tokens,
-                nb::handle keys, double ttl_s, bool is_renewed) {
-    const KeepRequest request{id, key_from(namespace_id), ns_of(ttl_s), is_renewed};
+                nb::handle keys, double ttl_s, bool is_renewed, double promote_s) {
+    const KeepRequest request{id, key_from(namespace_id), ns_of(ttl_s), is_renewed,
+                              ns_of(promote_s)};
     KeepOutcome outcome;
     Pages(tokens, keys).without_gil([&](Prompt& prompt) {
       prompt.bind(server_.warehouse_before_start().secret(), request.namespace_id, page_tokens);
       outcome = kvw::keep_prompt(server_, request, prompt, kPatienceMs);
     });
+    nb::list marks;
+    for (const Key& mark : outcome.marks) marks.append(bytes_of(mark));
     nb::dict made = dict_of(outcome.report);
-    made["has_room"] = outcome.has_room;
+    made["refusal"] = keep_refusal_name(outcome.refusal);
+    made["marks"] = marks;
     return made;
   }
-  bool restore_keep(uint64_t id, const std::vector<nb::bytes>& ends, double left_s,
-                    double renewed_s) {
+  const char* restore_keep(uint64_t id, const std::vector<nb::bytes>& marks, bool is_lone,
+                           double left_s, double renewed_s) {
     if (started_) throw Error(ErrorKind::usage, "started", "keeps are restored before start()");
     const uint64_t until_ns = system_clock().boot_ns() + ns_of(left_s);
     std::vector<Key> keys;
-    keys.reserve(ends.size());
-    for (const nb::bytes& end : ends) keys.push_back(key_from(end));
-    return server_.warehouse_before_start().restore_keep(id, {until_ns, ns_of(renewed_s)}, keys);
+    keys.reserve(marks.size());
+    for (const nb::bytes& mark : marks) keys.push_back(key_from(mark));
+    return keep_refusal_name(server_.warehouse_before_start().restore_keep(
+        id, {until_ns, ns_of(renewed_s)}, keys, is_lone));
   }
   bool end_keep(uint64_t id) {
     return on_core([id](Warehouse& warehouse) { return warehouse.keeps().end(id); });
@@ -407,9 +412,9 @@ void bind_core(nb::module_& m) {
            nb::arg("keys").none(), nb::arg("searches"), nb::arg("as_of_ns"))
       .def("keep", &Core::keep, nb::arg("id"), nb::arg("namespace_id"), nb::arg("page_tokens"),
            nb::arg("tokens").none(), nb::arg("keys").none(), nb::arg("ttl_s"),
-           nb::arg("is_renewed"))
-      .def("restore_keep", &Core::restore_keep, nb::arg("id"), nb::arg("ends"), nb::arg("left_s"),
-           nb::arg("renewed_s"))
+           nb::arg("is_renewed"), nb::arg("promote_s"))
+      .def("restore_keep", &Core::restore_keep, nb::arg("id"), nb::arg("marks"), nb::arg("is_lone"),
+           nb::arg("left_s"), nb::arg("renewed_s"))
       .def("end_keep", &Core::end_keep, nb::arg("id"))
       .def("keeps", &Core::keeps)
       .def("check", &Core::check, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"),

@@ -323,15 +323,12 @@ nb::dict dict_of(const CheckReport& report) {
 
 nb::dict dict_of(const KeepReport& report) {
   nb::dict made;
-  nb::list ends;
-  for (const Key& end : report.ends) ends.append(bytes_of(end));
   const uint64_t now = system_clock().boot_ns();
   made["id"] = report.id;
   made["left_s"] =
       static_cast<double>(report.time.until_ns - std::min(report.time.until_ns, now)) / 1e9;
   made["pages"] = report.pages;
   made["bytes"] = report.bytes;
-  made["ends"] = ends;
   return made;
 }
 

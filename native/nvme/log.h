@@ -78,7 +78,8 @@ using ReadEnd = std::function<void(RecordEnd&&)>;
 enum class RecordUse {
   dead,  // the index no longer names this extent, or the page's ancestors are gone from every tier
   cold,  // droppable
-  hot,   // recently used and with live ancestors: worth relocating
+  hot,   // recently used and with live ancestors: worth relocating, within a share of each segment
+  kept,  // relocated whatever is left of that share, as long as there is room
 };
 
 // What the log asks of and tells its owner.

@@ -57,7 +57,7 @@ void Reclaimer::score(Segment& segment) {
     const RecordRef& ref = segment.records[i];
     const RecordUse use = context_.host.use_of(ref.key, segment.extent_of(ref));
     const uint64_t bytes = uint64_t{ref.blocks} * kBlockBytes;
-    if (use == RecordUse::hot) hot += bytes;
+    if (use == RecordUse::hot || use == RecordUse::kept) hot += bytes;
     if (use != RecordUse::dead) live += bytes;
   }
   segment.hot_bytes = sampled == 0 ? 0 : hot * count / sampled;
@@ -150,9 +150,9 @@ void Reclaimer::tell_shrunk() {
                              " capacity=" + std::to_string(context_.options.capacity_bytes));
 }
 
-bool Reclaimer::worth_moving(const RecordRef& ref) const {
-  return share_bytes_ > 0 && !rotation_.exhausted() &&
-         fits_segment(ref.blocks, context_.options.segment_bytes);
+bool Reclaimer::worth_moving(RecordUse use, const RecordRef& ref) const {
+  const bool may = use == RecordUse::kept || (use == RecordUse::hot && share_bytes_ > 0);
+  return may && !rotation_.exhausted() && fits_segment(ref.blocks, context_.options.segment_bytes);
 }
 
 void Reclaimer::drop(const RecordRef& ref) {
@@ -165,7 +165,7 @@ void Reclaimer::sort_some() {
     const RecordRef& ref = victim_->records[next_record_];
     const Extent extent = victim_->extent_of(ref);
     const RecordUse use = context_.host.use_of(ref.key, extent);
-    if (use == RecordUse::hot && worth_moving(ref)) {
+    if (worth_moving(use, ref)) {
       // What has been moved comes back here and goes on with the next record.
       if (moving_ > 0 && moving_bytes_ >= context_.options.moving_bytes) return;
       move(ref);
@@ -253,10 +253,10 @@ void Reclaimer::forget_durable_copies() {
 }
 
 uint64_t Reclaimer::bytes_to_move() const {
-  // The last one that is moved may begin at the end of its share.
-  if (stage_ == Stage::sorting && share_bytes_ > 0)
-    return static_cast<uint64_t>(share_bytes_) + largest_bytes_ + moving_bytes_;
-  if (stage_ == Stage::sorting) return moving_bytes_;
+  // The last one that is moved may begin at the end of its share; what is kept asks for none.
+  if (stage_ == Stage::sorting)
+    return static_cast<uint64_t>(std::max<int64_t>(share_bytes_, 0)) + largest_bytes_ +
+           moving_bytes_;
   return stage_ == Stage::moving ? moving_bytes_ : 0;
 }
 

@@ -57,7 +57,7 @@ class Reclaimer {
   void begin();
   void tell_shrunk();
   void sort_some();
-  bool worth_moving(const RecordRef& ref) const;
+  bool worth_moving(RecordUse use, const RecordRef& ref) const;
   void drop(const RecordRef& ref);
   void move(const RecordRef& ref);
   void read_for_move(uint64_t round, const RecordRef& ref, AlignedBuffer payload, ReadResult result,

@@ -25,8 +25,8 @@ struct Absence {
   Key key;
   uint32_t at_s = 0;         // since when
   uint32_t stored_at_s = 0;  // of what left; 0: not known
-  uint32_t used_at_s =
-      0;  // of what left, last; 0: not since it was stored, nor since this daemon began
+  // Of what left, its last use; 0: none since it was stored, or since this daemon began.
+  uint32_t used_at_s = 0;
   bool refused = false;          // it was not stored; else it left
   uint8_t why = 0;               // a Reason, or a LeaveReason
   bool perhaps_earlier = false;  // used_at_s is the latest that its last use can have been

@@ -75,7 +75,7 @@ bool IndexRoom::drop_cold_on_nvme(const Key& parent) {
   page = last_below(page);
   victim_ = state_.catalog.parent(page);
   const EntryView leaf = *state_.catalog.at(page);
-  if (leaf.key == parent || state_.groups.has_open_child(leaf.key)) return false;
+  if (leaf.key == parent || stays(page) || state_.groups.has_open_child(leaf.key)) return false;
   return removal_.leave(leaf, LeaveReason::window);
 }
 
@@ -84,7 +84,7 @@ PageId IndexRoom::last_below(PageId page) const {
   return page;
 }
 
-// It is kept, which those above a kept page are as well, or was used lately.
+// It is kept, or was used lately.
 bool IndexRoom::stays(PageId page) const {
   const uint16_t used_at = state_.catalog.node(page).used_at;
   return state_.keeps.has(page) ||

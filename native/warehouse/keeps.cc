@@ -1,6 +1,7 @@
 #include "warehouse/keeps.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/clock.h"
@@ -14,57 +15,74 @@ constexpr uint64_t kLookNs = kSecondNs;  // from one look at all keeps to the ne
 
 }  // namespace
 
+const char* keep_refusal_name(KeepRefusal refusal) {
+  static constexpr const char* kNames[] = {"", "keeps", "ends", "pages", "bytes", "gone"};
+  return kNames[static_cast<size_t>(refusal)];
+}
+
 Keeps::Keeps(const Catalog& catalog, uint64_t limit_bytes, std::function<uint64_t(PageId)> bytes_of)
     : catalog_(catalog), limit_bytes_(limit_bytes), bytes_of_(std::move(bytes_of)) {}
 
-bool Keeps::begin(KeepId id, KeepTime time) {
-  if (keeps_.size() >= kMostKeeps || keeps_.contains(id)) return false;
+KeepRefusal Keeps::begin(KeepId id, KeepTime time) {
+  if (keeps_.size() >= kMostKeeps || keeps_.contains(id)) return KeepRefusal::keeps;
   keeps_[id].time = time;
-  return true;
+  return KeepRefusal::none;
 }
 
-bool Keeps::add(KeepId id, PageId page) {
+KeepRefusal Keeps::add(KeepId id, PageId page) {
   const auto found = keeps_.find(id);
-  if (found == keeps_.end()) return false;
+  if (found == keeps_.end()) return KeepRefusal::gone;
   Keep& keep = found->second;
-  const End last = keep.ends.empty() ? End{} : keep.ends.back();
-  KeptPage* above = find(last);
-  if (above != nullptr && catalog_.parent(page) != last.page) above = nullptr;
-  const bool ends_too = above == nullptr;
-  if (ends_too && (ends_ >= kMostKeepEnds || keep.ends.size() >= kMostEndsOfKeep)) return false;
-  const uint64_t bytes = bytes_of_(page);
-  KeptPage* kept = find(page);
-  if (kept == nullptr) {
-    if (!has_room(bytes)) return false;
-    serial_ = std::max<uint32_t>(serial_ + 1, 1);
-    // The keep's hold on the page above becomes this page's.
-    const KeptPage own{1, serial_, above == nullptr ? 0 : last.serial};
-    kept = &pages_.of(page).emplace(page, own).first->second;
-    ++used_pages_;
-    used_bytes_ += bytes;
+  const Hold last = keep.ends.empty() ? Hold{} : keep.ends.back();
+  const bool is_behind = find(last) != nullptr && catalog_.parent(page) == last.page;
+  if (!is_behind && (ends_ >= kMostKeepEnds || keep.ends.size() >= kMostEndsOfKeep))
+    return KeepRefusal::ends;
+  Hold own{page, 0};
+  if (has(page)) {
+    KeptPage& kept = pages_.of(page).at(page);
+    own.serial = kept.serial;
+    ++kept.holders;
+    // The page holds the one above already, or one that has left from there and is back.
+    if (is_behind) let_go_.push_back({last.page, std::exchange(kept.above, last.serial)});
   } else {
-    ++kept->holders;
-    if (above != nullptr && kept->above == last.serial)
-      --above->holders;  // which this page holds already
-    else if (above != nullptr)
-      kept->above = last.serial;  // it had left, and is back
+    const uint64_t bytes = bytes_of_(page);
+    if (const KeepRefusal full = room_for(bytes); full != KeepRefusal::none) return full;
+    own = insert(page, bytes, is_behind ? last : Hold{});
   }
-  if (ends_too) {
-    keep.ends.emplace_back();
-    ++ends_;
-  }
-  keep.ends.back() = {page, kept->serial};
+  if (is_behind)
+    keep.ends.back() = own;
+  else
+    add_end(keep, own);
   keep.used_at = catalog_.node(page).used_at;
-  ++keep.pages;
-  keep.bytes += bytes;
-  return true;
+  return KeepRefusal::none;
 }
 
-bool Keeps::add_prompt(KeepId id, PageId last) {
-  std::vector<PageId> prompt;
-  for (PageId page = last; page != kNoPage; page = catalog_.parent(page)) prompt.push_back(page);
-  if (prompt.empty() || catalog_.is_orphan(prompt.back())) return true;
-  return std::all_of(prompt.rbegin(), prompt.rend(), [&](PageId page) { return add(id, page); });
+KeepRefusal Keeps::add_prompt(KeepId id, PageId last) {
+  const auto found = keeps_.find(id);
+  if (found == keeps_.end()) return KeepRefusal::gone;
+  if (ends_ >= kMostKeepEnds) return KeepRefusal::ends;
+  std::vector<PageId> fresh;
+  PageId page = last;
+  for (; page != kNoPage && !has(page); page = catalog_.parent(page)) fresh.push_back(page);
+  if (page == kNoPage && (fresh.empty() || catalog_.is_orphan(fresh.back())))
+    return KeepRefusal::gone;
+  Hold above;
+  if (page != kNoPage) {
+    KeptPage& kept = pages_.of(page).at(page);
+    ++kept.holders;
+    above = {page, kept.serial};
+  }
+  for (auto next = fresh.rbegin(); next != fresh.rend(); ++next) {
+    const uint64_t bytes = bytes_of_(*next);
+    if (const KeepRefusal full = room_for(bytes); full != KeepRefusal::none) {
+      let_go_.push_back(above);
+      return full;
+    }
+    above = insert(*next, bytes, above);
+  }
+  add_end(found->second, above);
+  found->second.used_at = catalog_.node(last).used_at;
+  return KeepRefusal::none;
 }
 
 bool Keeps::set_time(KeepId id, KeepTime time) {
@@ -77,21 +95,18 @@ bool Keeps::set_time(KeepId id, KeepTime time) {
 bool Keeps::end(KeepId id) {
   const auto found = keeps_.find(id);
   if (found == keeps_.end()) return false;
-  const std::vector<End>& ends = found->second.ends;
+  const std::vector<Hold>& ends = found->second.ends;
   let_go_.insert(let_go_.end(), ends.begin(), ends.end());
   ends_ -= ends.size();
   keeps_.erase(found);
-  go_on();
   return true;
 }
 
 void Keeps::left(PageId page) {
   if (!has(page)) return;
-  if (const uint32_t above = find(page)->above; above != 0)
-    let_go_.push_back({catalog_.parent(page), above});
+  const KeptPage kept = pages_.of(page).at(page);
+  lost_[kept.serial] = {kept.holders, {catalog_.parent(page), kept.above}};
   erase(page);
-  // As many as come in are done with, on the average, and one more.
-  let_go(2);
 }
 
 void Keeps::tick(uint64_t boot_ns) {
@@ -103,24 +118,37 @@ void Keeps::tick(uint64_t boot_ns) {
   for (const KeepId id : over) end(id);
 }
 
-bool Keeps::is_over(Keep& keep, uint64_t boot_ns) const {
-  if (!keep.ends.empty() && !is_there(keep)) return true;
-  if (keep.time.renewed_ns != 0 && !keep.ends.empty()) {
-    const PageId page = keep.ends.back().page;
-    const uint16_t used_at = catalog_.has(page) ? catalog_.node(page).used_at : keep.used_at;
+bool Keeps::is_over(Keep& keep, uint64_t boot_ns) {
+  if (!lost_.empty()) settle(keep);
+  if (keep.had_pages && keep.ends.empty()) return true;
+  if (keep.time.renewed_ns != 0 && !keep.ends.empty() && find(keep.ends.back()) != nullptr) {
+    const uint16_t used_at = catalog_.node(keep.ends.back().page).used_at;
     if (std::exchange(keep.used_at, used_at) != used_at)
       keep.time.until_ns = std::max(keep.time.until_ns, boot_ns + keep.time.renewed_ns);
   }
   return keep.time.until_ns <= boot_ns;
 }
 
+void Keeps::settle(Keep& keep) {
+  for (Hold& end : keep.ends) {
+    for (auto lost = lost_.find(end.serial); lost != lost_.end(); lost = lost_.find(end.serial)) {
+      // The keep's hold goes up; that of the lost page stays for its other holders.
+      end = lost->second.above;
+      if (--lost->second.holders == 0)
+        lost_.erase(lost);
+      else if (KeptPage* above = find(end); above != nullptr)
+        ++above->holders;
+      else if (const auto further = lost_.find(end.serial); further != lost_.end())
+        ++further->second.holders;
+    }
+  }
+  ends_ -= std::erase_if(keep.ends, [](const Hold& end) { return end.serial == 0; });
+}
+
 std::optional<KeepReport> Keeps::report(KeepId id) const {
   const auto found = keeps_.find(id);
   if (found == keeps_.end()) return std::nullopt;
-  KeepReport made = report_of(id, found->second);
-  for (const End& end : found->second.ends)
-    if (catalog_.has(end.page)) made.ends.push_back(catalog_.key(end.page));
-  return made;
+  return report_of(id, found->second);
 }
 
 std::vector<KeepReport> Keeps::reports() const {
@@ -130,30 +158,52 @@ std::vector<KeepReport> Keeps::reports() const {
   return made;
 }
 
-KeepReport Keeps::report_of(KeepId id, const Keep& keep) {
-  return {id, keep.time, keep.pages, keep.bytes, {}};
+// Of each prompt as many as the position of its last page says, so that nobody has to go up there.
+KeepReport Keeps::report_of(KeepId id, const Keep& keep) const {
+  KeepReport made{id, keep.time};
+  for (const Hold& end : keep.ends) {
+    if (find(end) == nullptr) continue;
+    const uint64_t pages = uint64_t{catalog_.node(end.page).position} + 1;
+    made.pages += pages;
+    made.bytes += pages * bytes_of_(end.page);
+  }
+  return made;
 }
 
-const Keeps::KeptPage* Keeps::find(PageId page) const {
-  const auto& shard = pages_.of(page);
-  const auto found = shard.find(page);
-  return found == shard.end() ? nullptr : &found->second;
+std::vector<Key> Keeps::ends(KeepId id) const {
+  std::vector<Key> made;
+  const auto found = keeps_.find(id);
+  if (found == keeps_.end()) return made;
+  for (const Hold& end : found->second.ends)
+    if (find(end) != nullptr) made.push_back(catalog_.key(end.page));
+  return made;
 }
 
-const Keeps::KeptPage* Keeps::find(End end) const {
-  if (end.page == kNoPage) return nullptr;
-  const KeptPage* kept = find(end.page);
-  return kept != nullptr && kept->serial == end.serial ? kept : nullptr;
+Keeps::KeptPage* Keeps::find(Hold hold) {
+  if (hold.serial == 0 || hold.page == kNoPage) return nullptr;
+  auto& shard = pages_.of(hold.page);
+  const auto found = shard.find(hold.page);
+  return found != shard.end() && found->second.serial == hold.serial ? &found->second : nullptr;
 }
 
-bool Keeps::has_room(uint64_t bytes) const {
-  return used_bytes_ + bytes <= limit_bytes_ &&
-         used_pages_ < std::min(kMostKeptPages, catalog_.capacity() / 2);
+KeepRefusal Keeps::room_for(uint64_t bytes) const {
+  if (used_bytes_ + bytes > limit_bytes_) return KeepRefusal::bytes;
+  const uint64_t most = std::min(kMostKeptPages, catalog_.capacity() / 2);
+  return used_pages_ + lost_.size() < most ? KeepRefusal::none : KeepRefusal::pages;
 }
 
-bool Keeps::is_there(const Keep& keep) const {
-  return std::any_of(keep.ends.rbegin(), keep.ends.rend(),
-                     [&](const End& end) { return find(end) != nullptr; });
+Keeps::Hold Keeps::insert(PageId page, uint64_t bytes, Hold above) {
+  serial_ = std::max<uint32_t>(serial_ + 1, 1);
+  pages_.of(page).emplace(page, KeptPage{serial_, 1, above.serial});
+  ++used_pages_;
+  used_bytes_ += bytes;
+  return {page, serial_};
+}
+
+void Keeps::add_end(Keep& keep, Hold end) {
+  keep.ends.push_back(end);
+  keep.had_pages = true;
+  ++ends_;
 }
 
 void Keeps::erase(PageId page) {
@@ -162,42 +212,71 @@ void Keeps::erase(PageId page) {
   used_bytes_ -= bytes_of_(page);
 }
 
-void Keeps::let_go(size_t steps) {
-  for (; steps > 0 && !let_go_.empty(); --steps) {
-    const End end = let_go_.back();
+void Keeps::go_on() {
+  for (size_t step = 0; step < kLetGoPerStep && !let_go_.empty(); ++step) {
+    const Hold hold = let_go_.back();
     let_go_.pop_back();
-    KeptPage* kept = find(end);
-    if (kept == nullptr || --kept->holders != 0) continue;
-    if (kept->above != 0) let_go_.push_back({catalog_.parent(end.page), kept->above});
-    erase(end.page);
+    give_up(hold);
   }
 }
 
-KeptRun Warehouse::keep(KeepId id, const Key& namespace_id, std::span<const PageOfRun> pages,
-                        const KeptRun& before) {
+void Keeps::give_up(Hold hold) {
+  if (KeptPage* kept = find(hold); kept != nullptr) {
+    if (--kept->holders != 0) return;
+    if (kept->above != 0) let_go_.push_back({catalog_.parent(hold.page), kept->above});
+    erase(hold.page);
+  } else if (const auto lost = lost_.find(hold.serial); lost != lost_.end()) {
+    if (--lost->second.holders != 0) return;
+    if (lost->second.above.serial != 0) let_go_.push_back(lost->second.above);
+    lost_.erase(lost);
+  }
+}
+
+// --- as the warehouse is told
+// ------------------------------------------------------------------------
+
+KeepStep Warehouse::keep(KeepId id, const Key& namespace_id, std::span<const PageOfRun> pages,
+                         bool is_broken) {
   const uint16_t ordinal = ordinal_to_ask(namespace_id);
-  KeptRun kept{true, before.is_broken, {}};
+  KeepStep step;
+  step.is_broken = is_broken;
   for (const PageOfRun& each : pages) {
-    kept.is_broken = kept.is_broken && !each.begins;
-    if (kept.is_broken) continue;
+    step.is_broken = step.is_broken && !each.begins;
+    if (step.is_broken) continue;
     const auto view = state_.catalog.find(each.key);
-    kept.is_broken = !view || view->space != ordinal || state_.is_cleared(*view);
-    if (kept.is_broken) continue;
-    kept.has_room = state_.keeps.add(id, view->page);
-    if (!kept.has_room) break;
-    if (!view->in_dram()) kept.on_nvme.push_back(each.key);
+    step.is_broken = !view || view->space != ordinal || state_.is_cleared(*view);
+    if (step.is_broken) continue;
+    step.refusal = state_.keeps.add(id, view->page);
+    if (step.refusal != KeepRefusal::none) break;
+    if (!view->in_dram()) step.on_nvme.push_back(each.key);
   }
-  return kept;
+  return step;
 }
 
-bool Warehouse::restore_keep(KeepId id, KeepTime time, std::span<const Key> ends) {
-  if (!state_.keeps.begin(id, time)) return false;
-  const bool restored = std::ranges::all_of(ends, [&](const Key& key) {
-    const PageId page = state_.catalog.page_of(key);
-    return page == kNoPage || state_.keeps.add_prompt(id, page);
-  });
-  if (!restored) state_.keeps.end(id);
-  return restored;
+KeepRefusal Warehouse::restore_keep(KeepId id, KeepTime time, std::span<const Key> marks,
+                                    bool is_lone) {
+  KeepRefusal refusal = state_.keeps.begin(id, time);
+  if (refusal != KeepRefusal::none) return refusal;
+  for (const Key& mark : marks) {
+    const PageId page = state_.catalog.page_of(mark);
+    refusal = page == kNoPage ? KeepRefusal::gone : state_.keeps.add_prompt(id, page);
+    if (refusal == KeepRefusal::gone) continue;
+    if (refusal != KeepRefusal::none || !is_lone) break;
+  }
+  const bool has_room = refusal == KeepRefusal::none || refusal == KeepRefusal::gone;
+  if (has_room && state_.keeps.report(id)->pages != 0) return KeepRefusal::none;
+  state_.keeps.end(id);
+  return has_room ? KeepRefusal::gone : refusal;
+}
+
+nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
+  const auto view = state_.catalog.find(key);
+  if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
+  if (state_.catalog.is_orphan(view->page)) return nvme::RecordUse::dead;
+  // With more than that, reclaim might find no segment that it gains by.
+  const bool may_stay = state_.keeps.used_bytes() <= state_.options.nvme_capacity_bytes / 2;
+  if (may_stay && state_.keeps.has(view->page)) return nvme::RecordUse::kept;
+  return state_.catalog.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
 }
 
 }  // namespace kvw

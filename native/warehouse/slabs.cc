@@ -19,6 +19,7 @@ constexpr uint64_t kLookNs = 10 * kMillisecondNs;  // where none could be had
 constexpr size_t kLooks = 16;                      // slabs of a donor, and as many victims
 constexpr size_t kLookSlots = 65536;               // of either, at most, but for one slab
 constexpr size_t kMostBelow = 16384;               // pages that are looked at below those of a slab
+constexpr size_t kKeptWeight = 1 << 20;            // pages that are lost rather than one kept
 
 }  // namespace
 
@@ -164,26 +165,30 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
   std::optional<Move> best;
   size_t fewest = 0;  // pages that are lost by it
   for (const uint32_t slab : slabs_to_look_at(*donor)) {
-    // A slab with a slot that is kept, pinned, being written, or unfinished is left alone, so that
-    // nothing is evicted in vain.
+    // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
+    // nothing is evicted in vain. One with kept pages goes only to a page size that would have no
+    // memory otherwise, and of several that with the fewest.
     Move own{slab, {}, &needy};
-    size_t colder = 0;
+    size_t colder = 0, kept = 0;
     bool movable = true;
     for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
       const SlotId slot = state_.arena.slots().slot_id(slab, place);
       const SlotState state = state_.pool.load(slot).state;
       const PageId page = state_.pool.page_at(slot);
       const bool has_page = page != kNoPage;  // whatever became of the word
+      const bool is_kept = has_page && state_.keeps.has(page);
       movable = has_page
-                    ? state == SlotState::live && !state_.keeps.has(page) && !pins.has_slot(slot) &&
-                          !writes_.is_writing(slot) && !awaits_child(slot)
+                    ? state == SlotState::live && (!is_kept || heat == UINT64_MAX) &&
+                          !pins.has_slot(slot) && !writes_.is_writing(slot) && !awaits_child(slot)
                     : state == SlotState::free;
+      kept += is_kept ? 1 : 0;
       if (!has_page) continue;
       own.live.push_back(slot);
       colder += donor->policy->heat(state_.pool.resident(slot)) < heat ? 1 : 0;
     }
     if (!movable || colder * 2 < own.live.size()) continue;
-    const size_t lost = own.live.size() + lost_below(own, best ? fewest : SIZE_MAX);
+    const size_t lost =
+        kept * kKeptWeight + own.live.size() + lost_below(own, best ? fewest : SIZE_MAX);
     if (best && lost >= fewest) continue;
     fewest = lost;
     best = std::move(own);
@@ -203,10 +208,6 @@ bool Eviction::step_of_move() {
   for (; !live.empty() && leaving.size() < kMovePages; live.pop_back()) {
     if (state_.pool.page_at(live.back()) == kNoPage) continue;  // it left by itself
     stays = stays || awaits_child(live.back());
-    if (state_.keeps.has(state_.pool.page_at(live.back()))) {
-      stays = true;  // from now on
-      continue;
-    }
     leaving.push_back(live.back());
   }
   stays = stays || removal_.evict_slots(leaving, LeaveReason::rebalanced) != leaving.size();

@@ -336,14 +336,6 @@ std::vector<PageInfo> Warehouse::pages(int ordinal, PageId& cursor, size_t limit
   return found;
 }
 
-nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
-  const auto view = state_.catalog.find(key);
-  if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
-  if (state_.catalog.is_orphan(view->page)) return nvme::RecordUse::dead;
-  if (!view->in_dram() && state_.keeps.has(view->page)) return nvme::RecordUse::hot;
-  return state_.catalog.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
-}
-
 void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
   const auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return;

@@ -141,13 +141,13 @@ class Warehouse final : public nvme::LogHost {
 
   // --- what stays
   Keeps& keeps() { return state_.keeps; }
-  // Adds to a keep what is stored of `pages`, of each run up to its first page that is not;
-  // `before` is what the step before this one said. Throws Error usage "namespace_unknown".
-  KeptRun keep(KeepId id, const Key& namespace_id, std::span<const PageOfRun> pages,
-               const KeptRun& before);
-  // Makes a keep that an earlier daemon had, from the last page of each of its prompts. False: too
-  // many, or there is no room for it any more; then there is none.
-  bool restore_keep(KeepId id, KeepTime time, std::span<const Key> ends);
+  // Adds to a keep what is stored of `pages`, of each prompt up to its first page that is not.
+  // is_broken: as the step before this one said. Throws Error usage "namespace_unknown".
+  KeepStep keep(KeepId id, const Key& namespace_id, std::span<const PageOfRun> pages,
+                bool is_broken);
+  // Makes a keep that an earlier daemon had, up to the first of `marks` that is there; is_lone:
+  // with each of them. Refused, there is none.
+  KeepRefusal restore_keep(KeepId id, KeepTime time, std::span<const Key> marks, bool is_lone);
 
   // What enters and leaves the tiers, for those who watch.
   Feeds& feeds() { return feeds_; }

@@ -96,6 +96,7 @@ def test_kept_prompt_stays_until_it_is_removed(client: kvw.Client) -> None:
     assert (core["keeps"], core["kept_pages"]) == (1, PAGES)
     assert client.remove_keep("agent") == 1
     assert client.remove_keep("agent") == 0
+    until(lambda: client.keeps().bytes == 0)
     fill(ns, 1)
     assert ns.lookup(PROMPT).pages == 0
 
@@ -160,7 +161,7 @@ def test_what_does_not_fit_is_refused_whole(client: kvw.Client) -> None:
     with pytest.raises(CapacityError, match="keep-percent") as full:
         client.keep(ns, tokens, ttl_s=600)
     assert full.value.code == "keeps_full"
-    assert client.keeps().bytes == 0
+    until(lambda: client.keeps().bytes == 0)
     assert client.keep(ns, tokens[: 4 * 100], ttl_s=600).pages == 100
 
 
@@ -191,6 +192,41 @@ def test_keep_ends_at_its_time(client: kvw.Client) -> None:
     client.keep(ns, PROMPT, ttl_s=1)
     until(lambda: client.status()["core"]["kept_pages"] == 0)
     until(lambda: client.keeps().keeps == ())
+
+
+def test_prompt_that_lost_its_last_page_is_kept_over_a_restart(tmp_path: Path) -> None:
+    with Serving(tmp_path, dram="16MiB") as serving:
+        with serving.connect() as client:
+            ns = client.open(space())
+            store(ns, PROMPT)
+            client.keep(ns, PROMPT, ttl_s=600, name="agent")
+            until(lambda: in_ledger(serving) == ["agent"])
+            assert client.evict(ns, 1, "all") == 1
+            until(lambda: [each.pages for each in client.keeps().keeps] == [PAGES - 1])
+        serving.kill()
+        serving.start()
+        with serving.connect() as client:
+            ns = client.open(space())
+            fill(ns)
+            assert ns.lookup(PROMPT).pages == PAGES - 1
+            (kept,) = client.keeps().keeps
+            assert kept.pages == PAGES - 1
+
+
+def test_keep_of_what_is_gone_is_lost_with_a_word(tmp_path: Path) -> None:
+    with Serving(tmp_path, dram="16MiB") as serving:
+        with serving.connect() as client:
+            store(client.open(space()), PROMPT)
+            client.keep(client.open(space()), PROMPT, ttl_s=600, name="agent")
+            until(lambda: in_ledger(serving) == ["agent"])
+        serving.kill()
+        for name in ("arena", "slots"):
+            (serving.arena_dir / name).unlink()
+        serving.start()
+        assert [each["gone"] for each in serving.events("keeps_lost")] == [1]
+        with serving.connect() as client:
+            assert client.keeps().keeps == ()
+            until(lambda: in_ledger(serving) == [])
 
 
 def test_clear_takes_what_is_kept(client: kvw.Client) -> None:
@@ -287,6 +323,7 @@ def test_command_keeps_lists_and_removes(
     assert json.loads(said)["keeps"][0]["name"] == "system"
     assert command("remove", "system") == (0, "removed 1 keep\n")
     assert command("remove", "system")[0] == 2
+    assert command("remove", "m", "--all") == (0, "removed 0 keeps\n")
     assert command("remove", "--all") == (0, "removed 0 keeps\n")
     file.write_text("1 2 3 4", encoding="utf-8")
     assert command("add", str(file), "m", "--ttl", "1h") == (
@@ -301,6 +338,7 @@ def test_command_keeps_lists_and_removes(
         ("list", "--ttl", "1h"),
         ("remove",),
         ("remove", ""),
+        ("remove", "x", "m", "--all"),
         ("remove", "x", "--all"),
     ):
         assert command(*wrong)[0] == 2, wrong

@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 
 from kvwarehouse.daemon import ledger as module
-from kvwarehouse.daemon.keeps import MAX_NAME_BYTES
+from kvwarehouse.daemon.keeps import MAX_KEEPS, MAX_NAME_BYTES
 from kvwarehouse.daemon.ledger import KeepRecord, Ledger
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.types import MAX_NAMESPACE_BYTES, MAX_TEXT_CHARS, Namespace
 
-MOST_KEEPS = 4096  # native/warehouse/keeps.h
-MOST_ENDS = 1 << 15
+MOST_ENDS = 1 << 16  # native/warehouse/keeps.h; a prompt has 64 marks at most
 
 
 def opened(directory: Path) -> Ledger:
@@ -40,12 +39,12 @@ def test_largest_namespaces_tombstones_and_keeps_up_to_their_bounds_fit_the_ledg
     ledger.bury((number.to_bytes(16), number) for number in range(module.MAX_TOMBSTONES))
     for number in range(module.MAX_NAMESPACES):
         ledger._remember(ledger.propose(largest(number)))
-    ends = tuple(bytes(16) for _ in range(MOST_ENDS // MOST_KEEPS))
+    marks = tuple(bytes(16) for _ in range(64))
     name = "\N{SNOWMAN}" * (MAX_NAME_BYTES // 3)
     ledger.write_keeps(
         [
-            KeepRecord(number, name, b"n" * 16, 1 << 20, 1 << 40, 60.0, True, 1 << 62, ends)
-            for number in range(MOST_KEEPS)
+            KeepRecord(number, name, b"n" * 16, 60.0, True, 1 << 62, True, marks)
+            for number in range(MAX_KEEPS)
         ],
         [],
     )
@@ -56,6 +55,6 @@ def test_largest_namespaces_tombstones_and_keeps_up_to_their_bounds_fit_the_ledg
     again = opened(tmp_path)
     assert len(again.namespaces()) == module.MAX_NAMESPACES
     assert again.tombstone_count() == module.MAX_TOMBSTONES
-    assert len(again.keeps()) == MOST_KEEPS
+    assert len(again.keeps()) == MAX_KEEPS
     assert again.raise_epoch(None) == (4, True)
     again.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.keeps import Keeps
 from kvwarehouse.daemon.ledger import KeepRecord, Ledger
 from kvwarehouse.daemon.logs import Log
@@ -27,30 +28,37 @@ class Core:
 
     def __init__(self) -> None:
         self.kept: dict[int, float] = {}
-        self.restored: dict[int, tuple[list[bytes], float, float]] = {}
-        self.has_room = True
+        self.restored: dict[int, tuple[list[bytes], bool, float, float]] = {}
+        self.refusal = ""
 
     def keep(self, number: int, *asked: Any) -> dict[str, Any]:
-        *_, ttl_s, _ = asked
-        if self.has_room:
+        *_, ttl_s, _, promote_s = asked
+        assert promote_s <= 2
+        if not self.refusal:
             self.kept[number] = ttl_s
-        ends = [number.to_bytes(16)]
-        return {"has_room": self.has_room, "pages": 2, "bytes": 16, "ends": ends}
+        marks = [number.to_bytes(16)]
+        return {"refusal": self.refusal, "marks": marks, **row(number, ttl_s)}
 
-    def restore_keep(self, number: int, ends: list[bytes], left_s: float, renewed_s: float) -> bool:
-        if self.has_room:
-            self.restored[number] = (ends, left_s, renewed_s)
+    def restore_keep(
+        self, number: int, marks: list[bytes], lone: bool, left_s: float, renewed_s: float
+    ) -> str:
+        if not self.refusal:
+            self.restored[number] = (marks, lone, left_s, renewed_s)
             self.kept[number] = left_s
-        return self.has_room
+        return self.refusal
 
     def end_keep(self, number: int) -> bool:
         return self.kept.pop(number, None) is not None
 
     def keeps(self) -> list[dict[str, Any]]:
-        return [{"id": number, "left_s": left_s} for number, left_s in self.kept.items()]
+        return [row(number, left_s) for number, left_s in self.kept.items()]
 
     def status(self) -> dict[str, int]:
-        return {"keeps": 1, "kept_bytes": 2, "keep_capacity_bytes": 3}
+        return {"kept_pages": 1, "kept_bytes": 2, "keep_capacity_bytes": 3}
+
+
+def row(number: int, left_s: float) -> dict[str, Any]:
+    return {"id": number, "left_s": left_s, "pages": 2, "bytes": 16}
 
 
 class Warehouse:
@@ -76,11 +84,11 @@ class World:
         self.open()
         self.ledger.add(self.ledger.propose(SPACE))
 
-    def open(self, *, has_room: bool = True) -> None:
+    def open(self, *, refusal: str = "") -> None:
         log = Log("json", self.log)
         self.ledger = Ledger([str(self.folder)], b"w" * 16, log, expected=False)
         self.core = Core()
-        self.core.has_room = has_room
+        self.core.refusal = refusal
         warehouse: Any = Warehouse(self.ledger)
         self.keeps = Keeps(self.core, self.ledger, warehouse, log)  # type: ignore[arg-type]
         self.keeps.restore()
@@ -92,7 +100,7 @@ class World:
     def keep(self, name: str = "a", **fields: Any) -> pb.KeepInfo:
         request = {"namespace_id": SPACE.id, "ttl_s": 60.0, **fields}
         return self.keeps.keep(
-            pb.KeepRequest(name=name, prefix=pb.Prefix(tokens=TOKENS), **request)
+            pb.KeepRequest(name=name, prefix=pb.Prefix(tokens=TOKENS), **request), Deadline(60)
         ).keep
 
     def write(self) -> bool:
@@ -102,7 +110,7 @@ class World:
         return write is not None
 
     def names(self) -> list[str]:
-        return [each.name for each in self.keeps.list().keeps]
+        return [each.name for each in self.keeps.listed().keeps]
 
 
 @pytest.fixture
@@ -120,8 +128,9 @@ def test_keep_is_in_the_ledger_once_the_daemon_looked_after_it(world: World) -> 
     assert not world.write(), "it has nothing more to say"
     world.again()
     assert sorted(world.names()) == ["a", "b"]
-    (ends, left_s, renewed_s), (_, _, not_renewed_s) = world.core.restored.values()
-    assert ends == [(1).to_bytes(16)]
+    marks, lone, left_s, renewed_s = world.core.restored[1]
+    *_, not_renewed_s = world.core.restored[2]
+    assert (marks, lone) == ([(1).to_bytes(16)], False)
     assert 59 < left_s <= 60
     assert (renewed_s, not_renewed_s) == (60, 0)
     assert world.keep("c").name == "c", "its number is none of theirs"
@@ -164,9 +173,9 @@ def test_keep_whose_time_is_over_or_that_has_no_room_is_not_made_again(world: Wo
     world.write()
     over = next(each for each in world.ledger.keeps() if each.name == "over")
     world.ledger.write_keeps([replace(over, until_ns=time.time_ns() - 1)], [])
-    world.again(has_room=False)
+    world.again(refusal="bytes")
     assert world.names() == []
-    assert '"event": "keeps_lost", "keeps": 1' in world.log.getvalue()
+    assert '"event": "keeps_lost", "bytes": 1' in world.log.getvalue()
     assert world.write()
     assert world.ledger.keeps() == []
 
@@ -177,16 +186,16 @@ def test_clock_that_was_set_back_makes_no_keep_longer(world: World) -> None:
     record = world.ledger.keeps()[0]
     world.ledger.write_keeps([replace(record, until_ns=record.until_ns + 10**15)], [])
     world.again()
-    assert world.core.restored[1][1] == 60
+    assert world.core.restored[1][2] == 60
 
 
 def test_refused_keep_leaves_the_one_of_its_name(world: World) -> None:
     world.keep("a")
-    world.core.has_room = False
+    world.core.refusal = "bytes"
     with pytest.raises(CapacityError) as refused:
         world.keep("a")
     assert refused.value.code == "keeps_full"
-    assert refused.value.context == {"kept_bytes": "2", "capacity_bytes": "3"}
+    assert refused.value.context == {"bound": "bytes", "kept_bytes": "2"}
     assert world.names() == ["a"]
 
 
@@ -220,15 +229,46 @@ def test_request_that_names_no_keep_removes_none(world: World) -> None:
     assert world.names() == ["a"]
 
 
-def test_keeps_of_two_copies_of_a_ledger_are_all_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refusal", ["bytes", "pages", "keeps", "ends", "gone"])
+def test_refusal_says_which_bound_and_what_to_do(world: World, refusal: str) -> None:
+    world.core.refusal = refusal
+    with pytest.raises(CapacityError, match=r"this is not kept: .*; .*") as refused:
+        world.keep("a")
+    assert refused.value.context["bound"] == refusal
+    assert "{" not in refused.value.message
+
+
+def test_keep_beyond_their_number_is_refused_but_in_the_place_of_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvwarehouse.daemon.keeps.MAX_KEEPS", 2)
+    world.keep("a")
+    world.keep("b")
+    with pytest.raises(CapacityError, match="keeps"):
+        world.keep("c")
+    assert world.keep("b").name == "b"
+    assert sorted(world.names()) == ["a", "b"]
+
+
+def test_list_fits_a_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        world.keep(name)
+    room = 2 * world.keeps.listed().keeps[0].ByteSize()
+    monkeypatch.setattr("kvwarehouse.daemon.keeps.MAX_LIST_BYTES", room)
+    assert len(world.names()) == 2
+
+
+def test_keeps_are_those_of_the_ledger_that_was_there_last(tmp_path: Path) -> None:
     log = Log("json", io.StringIO())
     folders = [tmp_path / "one", tmp_path / "two"]
     for number, folder in enumerate(folders):
         folder.mkdir()
+        for _ in range(number + 1):
+            Ledger([str(folder)], b"w" * 16, log, expected=False).close()
         ledger = Ledger([str(folder)], b"w" * 16, log, expected=False)
-        record = KeepRecord(number, str(number), b"n" * 16, 1, 8, 60, False, 1, (b"e" * 16,))
+        record = KeepRecord(number, str(number), b"n" * 16, 60, False, 1, False, (b"e" * 16,))
         ledger.write_keeps([record], [])
         ledger.close()
     ledger = Ledger([str(folder) for folder in folders], b"w" * 16, log, expected=False)
-    assert sorted(each.name for each in ledger.keeps()) == ["0", "1"]
+    assert [each.name for each in ledger.keeps()] == ["1"]
     ledger.close()

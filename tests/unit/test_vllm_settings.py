@@ -64,6 +64,8 @@ GOOD: list[tuple[str, Any, Any]] = [
     ("load_timeout_s", 0.001, 0.001),
     ("store_timeout_s", 600, 600.0),
     ("handoff_wait_s", 0, 0.0),
+    ("keep_limit_s", 0, 0.0),
+    ("keep_limit_s", 86_400, 86_400.0),
     ("prefill_tokens_per_s", 5e4, 5e4),
     ("store_generated", False, False),
 ]
@@ -92,6 +94,8 @@ BAD: list[tuple[str, Any]] = [
     ("load_timeout_s", True),
     ("store_timeout_s", -1),
     ("handoff_wait_s", 61),
+    ("keep_limit_s", -1),
+    ("keep_limit_s", "1h"),
     ("prefill_tokens_per_s", -1),
     ("prefill_tokens_per_s", float("inf")),
     ("store_generated", "false"),

@@ -202,11 +202,12 @@ class PrefixMatcher:
                 run = page_run(place, group, keys, range(begin, end), None)
                 yield kvw.MissingPages(self._opened[place].space.id, run.key_runs()[0])
 
-    def to_keep(self, keys: BlockKeys, ends_tokens: Sequence[int]) -> list[KeepPart]:
-        """All blocks of a request that computing on from one of `ends_tokens` needs."""
+    def to_keep(self, keys: BlockKeys, tokens: int, ends_tokens: Sequence[int]) -> list[KeepPart]:
+        """The blocks of a request's first `tokens` tokens that computing on from one of
+        `ends_tokens` needs."""
         parts = []
         for group, opened in zip(self._groups, self._opened, strict=True):
-            known = keys.count(group.block_hashes)
+            known = min(keys.count(group.block_hashes), tokens // group.block_tokens)
             space_id = opened.space.id
             if group.chained:
                 if known:

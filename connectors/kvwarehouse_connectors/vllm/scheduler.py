@@ -185,7 +185,7 @@ class SchedulerSide:
             loads=loads,
             stores=stores,
             releases=releases,
-            keep_s=keep_s(params) if known and not releases else 0.0,
+            keep_s=keep_s(params, self._settings.keep_limit_s) if known and not releases else 0.0,
             epoch=self._epochs.epoch,
             look=look,
             handoff=self._coordinator.received(params)
@@ -481,11 +481,10 @@ class SchedulerSide:
         matcher = self._matcher()
         if matcher is None or tracked.epoch != self._epochs.epoch:
             return
-        request = tracked.request
-        own_name = compat.request_name(request.request_id)
-        name = keep_as(request.kv_transfer_params, own_name)
-        ends = (request.num_prompt_tokens, request.num_tokens)
-        parts = matcher.to_keep(tracked.keys, ends)
+        request, params = tracked.request, tracked.request.kv_transfer_params
+        name = keep_as(params, compat.request_name(request.request_id), request.cache_salt)
+        computed = request.num_computed_tokens
+        parts = matcher.to_keep(tracked.keys, computed, (request.num_prompt_tokens, computed))
         if parts:
             self._keeper.keep(KeepWish(name, tracked.keep_s, parts))
 

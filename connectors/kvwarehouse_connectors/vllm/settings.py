@@ -51,6 +51,8 @@ class Settings(CommonSettings):
     """How long a request waits at most for pages that another engine said it stores, from when it
     said so; 0: not at all. A producer gives at most `store_timeout_s` to a step's pages; most take
     milliseconds."""
+    keep_limit_s: float = 3600.0
+    """The longest that a request may have its pages stay after its end; 0: not at all."""
     prefill_tokens_per_s: float = 0.0
     """This engine's prefill rate until it has measured it; 0: a guess from the device."""
     store_generated: bool = True
@@ -89,6 +91,7 @@ _CHECKS: dict[str, Check] = {
     "load_timeout_s": number(0.001, 600),
     "store_timeout_s": number(0.001, 600),
     "handoff_wait_s": number(0, 60),
+    "keep_limit_s": number(0, 366 * 86_400),
     "prefill_tokens_per_s": number(0, 1e9),
     "store_generated": truth,
 }

@@ -26,7 +26,7 @@ COUNTERS = {
     "device_fallbacks": "Ranks whose pages go through host memory; their log says why.",
     "released_blocks": "Stored blocks of which requests said that they are needed no more.",
     "kept_blocks": "Stored blocks that are kept because requests wished it, of all ranks one.",
-    "keep_failures": "Requests that wished to be kept, and were not: no room for keeps, no daemon.",
+    "keep_failures": "Requests that wished to be kept, and were not: nothing stored, no room.",
     "weights_changed": "Times that the engine was seen to have other weights than before.",
     "unknown_wishes": "Names and values in requests' kv_transfer_params that mean nothing.",
     "handoff_waits": "Requests that began to wait for pages of a hand-off record.",

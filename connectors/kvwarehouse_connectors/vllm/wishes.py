@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import Any, TypeGuard
 
 from kvwarehouse_connectors.vllm.handoff import RECORD
@@ -32,7 +33,7 @@ _YES = ("true", "yes", "on", "1")
 _LONGEST = max(map(len, _NO + _YES))
 # As client.keep() takes them.
 _KEEP_S = (1, 366 * 86_400)
-_NAME_BYTES = 256
+_NAME_BYTES = 200
 # Strangers choose the names: only so many are logged, and only so much of each.
 _MOST_LOGGED = 32
 _LOGGED_CHARACTERS = 60
@@ -48,16 +49,19 @@ def asked(params: Mapping[str, Any] | None, name: str) -> bool:
     return params is not None and params.get(name) is True
 
 
-def keep_s(params: Mapping[str, Any] | None) -> float:
-    """0: nothing is to be kept."""
+def keep_s(params: Mapping[str, Any] | None, limit_s: float) -> float:
+    """At most limit_s; 0: nothing is to be kept."""
     value = params.get(KEEP_S) if params is not None else None
-    return float(value) if _is_time(value) else 0.0
+    return min(float(value), limit_s) if _is_time(value) else 0.0
 
 
-def keep_as(params: Mapping[str, Any] | None, request_id: str) -> str:
-    """The name that it says, else the request's id, where that can be one."""
+def keep_as(params: Mapping[str, Any] | None, request_id: str, salt: str | None) -> str:
+    """By the name that it says, else by the request's id, where that can be one. No request names
+    what an operator keeps, or what a request of another salt does."""
     names = (params.get(KEEP_AS) if params is not None else None, request_id)
-    return next(filter(_is_name, names), f"request-{secrets.token_hex(8)}")
+    own = next(filter(_is_name, names), secrets.token_hex(8))
+    apart = f"{blake2b(salt.encode(), digest_size=4).hexdigest()}:" if salt else ""
+    return f"request:{apart}{own}"
 
 
 class UnknownWishes:

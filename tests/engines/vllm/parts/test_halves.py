@@ -178,7 +178,7 @@ def test_what_a_request_wishes_to_be_kept_stays_by_its_name(
         wish = {"kvwarehouse.keep_s": 600, "kvwarehouse.keep_as": "session"}
         ids, _ = stored_prompt(engine, rng)
         ended(engine, ids, name="turn-1", params=wish)
-        kept = kept_as(client, "session")
+        kept = kept_as(client, "request:session")
         assert (kept.pages, kept.ttl_s, kept.renewed) == (10, 600, False)
         # The next turn has what the first one has, and more: it takes its place.
         longer = request([*ids, *tokens(rng, 32)], name="turn-2", params=wish)
@@ -187,7 +187,7 @@ def test_what_a_request_wishes_to_be_kept_stays_by_its_name(
         longer.num_computed_tokens = 160
         engine.compute(longer, [blocks], 32)
         engine.scheduler.finished(longer)
-        eventually(lambda: kept_as(client, "session").pages == 12, "the longer one is kept")
+        eventually(lambda: kept_as(client, "request:session").pages == 12, "the longer one is kept")
         assert len(client.keeps().keeps) == 1
         # A step may have taken the first turn's 10.
         eventually(lambda: counted("kept_blocks") in (12, 22), "they are counted")
@@ -198,10 +198,10 @@ def test_windows_are_kept_as_far_as_an_end_needs_them(shared: Serving, rng: rand
     with Engine(shared.address, one_window) as engine, shared.connect() as client:
         ids, _ = stored_prompt(engine, rng)
         ended(engine, ids, name="window", params={"kvwarehouse.keep_s": 600})
-        kept = kept_as(client, "window")
+        kept = kept_as(client, "request:window")
         group = engine.scheduler._groups[0]
         assert kept.pages == 160 // group.block_tokens - group.first_needed(160)
-        assert client.remove_keep("window") == 1
+        assert client.remove_keep("request:window") == 1
 
 
 def test_wish_that_has_no_room_is_counted_and_harms_nothing(
@@ -223,6 +223,7 @@ def ended(engine: Engine, ids: list[int], **options: Any) -> None:
     """A request for a prompt, from its begin to its end."""
     one = request(ids, **options)
     engine.scheduler.on_new_request(one)
+    one.num_computed_tokens = len(ids)
     engine.scheduler.finished(one)
 
 

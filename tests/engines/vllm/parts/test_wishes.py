@@ -91,22 +91,30 @@ def test_names_of_ours_that_there_are_not_are_counted_and_those_of_others_are_no
 
 @pytest.mark.parametrize("value", [0, 0.5, -1, True, "600", None, 1e12, float("nan"), [600]])
 def test_time_that_is_none_keeps_nothing(value: Any) -> None:
-    assert keep_s({KEEP_S: value}) == 0
+    assert keep_s({KEEP_S: value}, 3600) == 0
 
 
 @pytest.mark.parametrize("value", [1, 600, 0.5 + 600, 366 * 86_400])
 def test_time_to_keep_is_in_seconds(value: float) -> None:
-    assert keep_s({KEEP_S: value}) == value
-    assert keep_s({}) == keep_s(None) == 0
+    assert keep_s({KEEP_S: value}, 1e9) == value
+    assert keep_s({KEEP_S: value}, 0.5) == 0.5
+    assert keep_s({}, 3600) == keep_s(None, 3600) == 0
 
 
-@pytest.mark.parametrize("value", [None, "", 7, "a\nb", "x" * 257, "\ud800"])
+@pytest.mark.parametrize("value", [None, "", 7, "a\nb", "x" * 201, "\ud800"])
 def test_name_that_is_none_is_the_requests(value: Any) -> None:
-    assert keep_as({KEEP_AS: value}, "cmpl-1") == "cmpl-1"
-    chosen = keep_as({KEEP_AS: value}, "a\nb")
-    assert chosen.startswith("request-")
-    assert chosen != keep_as(None, "a\nb")
-    assert keep_as({KEEP_AS: "session 7"}, "cmpl-1") == "session 7"
+    assert keep_as({KEEP_AS: value}, "cmpl-1", None) == "request:cmpl-1"
+    chosen = keep_as({KEEP_AS: value}, "a\nb", None)
+    assert chosen.startswith("request:")
+    assert chosen != keep_as(None, "a\nb", None)
+
+
+def test_names_of_salts_are_apart() -> None:
+    wish = {KEEP_AS: "session 7"}
+    names = {keep_as(wish, "cmpl-1", salt) for salt in (None, "", "a", "b")}
+    assert len(names) == 3
+    assert "request:session 7" in names
+    assert all(name.endswith(":session 7") for name in names)
 
 
 def test_name_is_logged_once_with_those_that_there_are(caplog: pytest.LogCaptureFixture) -> None:
