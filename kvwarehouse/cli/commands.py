@@ -22,13 +22,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from kvwarehouse.errors import UsageError, WarehouseError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "kvwarehouse.commands"
 SUMMARY = "SUMMARY"
@@ -95,13 +98,15 @@ COMMANDS = (
 )
 
 
-def find_plugins() -> dict[str, metadata.EntryPoint]:
+def find_plugins() -> dict[str, EntryPoint]:
     """Command to entry point, sorted by name. Loads nothing."""
+    from importlib import metadata  # a fifteenth of a daemon's start, which asks for no plugin
+
     found = metadata.entry_points(group=GROUP)
     return {point.name: point for point in sorted(found, key=lambda point: point.name)}
 
 
-def summary_of(point: metadata.EntryPoint) -> str:
+def summary_of(point: EntryPoint) -> str:
     """The line for the list of commands. Imports nothing; never raises for a broken package."""
     try:
         spec = _spec_without_import(point.module)
@@ -111,7 +116,7 @@ def summary_of(point: metadata.EntryPoint) -> str:
         return _NO_SUMMARY
 
 
-def run_plugin(point: metadata.EntryPoint, arguments: list[str]) -> int:
+def run_plugin(point: EntryPoint, arguments: list[str]) -> int:
     """Runs the command. Raises UsageError where it cannot be loaded; what the command itself raises
     is its own."""
     return int(_load(point)(arguments) or 0)
@@ -142,7 +147,7 @@ def _constant(tree: ast.Module, name: str) -> str | None:
     return None
 
 
-def _load(point: metadata.EntryPoint) -> Callable[[list[str]], int | None]:
+def _load(point: EntryPoint) -> Callable[[list[str]], int | None]:
     try:
         command = point.load()
     except ModuleNotFoundError as error:
@@ -164,7 +169,7 @@ def _load(point: metadata.EntryPoint) -> Callable[[list[str]], int | None]:
     return cast(Callable[[list[str]], int | None], command)
 
 
-def _missing(point: metadata.EntryPoint, module: str) -> UsageError:
+def _missing(point: EntryPoint, module: str) -> UsageError:
     package = _owner(point)
     extra = _extra_with(module, (point.dist.requires or ()) if point.dist else ())
     fix = f"pip install '{package}[{extra}]'" if extra else f"install what {package} asks for"
@@ -201,5 +206,5 @@ def _extra_with(module: str, requirements: Iterable[str]) -> str | None:
     return None
 
 
-def _owner(point: metadata.EntryPoint) -> str:
+def _owner(point: EntryPoint) -> str:
     return point.dist.name if point.dist else point.module

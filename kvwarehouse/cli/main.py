@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
+from typing import TYPE_CHECKING
 
 from kvwarehouse.cli.commands import (
     COMMANDS,
@@ -21,6 +21,9 @@ from kvwarehouse.cli.commands import (
 from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
 from kvwarehouse.cli.variables import warn_of_variables
 from kvwarehouse.errors import WarehouseError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _ABOUT = """A warehouse for the KV cache of LLM inference: it keeps what an engine computed for a
 prompt in DRAM and on NVMe, and hands it back faster than it can be computed again."""
@@ -105,7 +108,7 @@ def _run_own(command: Command, given: list[str]) -> int:
     return int(module.run(args))
 
 
-def _parser(plugins: Mapping[str, metadata.EntryPoint]) -> argparse.ArgumentParser:
+def _parser(plugins: Mapping[str, EntryPoint]) -> argparse.ArgumentParser:
     """Of the program itself: its help, its version, and the refusal of unknown commands."""
     listed = [f"  {command.name:<10} {command.summary}" for command in COMMANDS]
     listed += [f"  {name:<10} {summary_of(point)}" for name, point in plugins.items()]
@@ -137,6 +140,8 @@ def _parser(plugins: Mapping[str, metadata.EntryPoint]) -> argparse.ArgumentPars
 
 
 def _version() -> str:
+    from importlib import metadata  # as in commands.py
+
     try:
         return metadata.version("kvwarehouse")
     except metadata.PackageNotFoundError:

@@ -10,23 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.client.gpu import kernel_cache
+from kvwarehouse.client.gpu import kernel_cache, kernels
 
 CUDA_13_0, CUDA_12_9 = "nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
 """Where packages have it. torch 2.11 pins that of 13.0, which does not find its own builtins."""
 COMPILE = """
-import sys
+import pathlib, sys
 from kvwarehouse.client.gpu import kernel_cache, kernels
-kernels._candidates = lambda driver_major: iter(sys.argv[2:])
+kernels.SOURCE = pathlib.Path(sys.argv[2])
+kernels._candidates = lambda driver_major: iter(sys.argv[3:])
 sys.stdout.buffer.write(kernels.compiled(*divmod(int(sys.argv[1]), 10)))
 """
 
 
-def compiled_alone(architecture: int, *libraries: Path, cache: Path) -> bytes:
+def compiled_alone(
+    architecture: int, *libraries: Path, cache: Path, source: Path = kernels.SOURCE
+) -> bytes:
     """In a process of its own: what one loaded, another finds."""
     environ = {name: value for name, value in os.environ.items() if name != "KVW_NVRTC"}
     environ["XDG_CACHE_HOME"] = str(cache)
-    command = [sys.executable, "-c", COMPILE, str(architecture), *map(str, libraries)]
+    paths = map(str, [source, *libraries])
+    command = [sys.executable, "-c", COMPILE, str(architecture), *paths]
     return subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE).stdout
 
 
@@ -70,19 +74,27 @@ def test_compiler_that_lacks_its_builtins_makes_room_for_the_next(tmp_path: Path
 ANOTHER = b"an image that no compiler makes"
 
 
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A kernel in place of ours, which take a second."""
+    source = tmp_path / "small.cu"
+    source.write_text('extern "C" __global__ void kernel(int* to) { *to = 1; }')
+    return source
+
+
 def cached_kernels(cache: Path) -> Path:
     (file,) = (cache / "kvwarehouse" / "kernels").iterdir()
     return file
 
 
-def test_kernels_are_compiled_by_the_first_process_alone(tmp_path: Path) -> None:
+def test_kernels_are_compiled_by_the_first_process_alone(tmp_path: Path, small: Path) -> None:
     nvrtc = installed(CUDA_12_9)
-    image = compiled_alone(90, nvrtc, cache=tmp_path)
+    image = compiled_alone(90, nvrtc, cache=tmp_path, source=small)
     file = cached_kernels(tmp_path)
     assert file.read_bytes().endswith(image)
     kernel_cache.write_image(file, ANOTHER)
-    assert compiled_alone(90, nvrtc, cache=tmp_path) == ANOTHER
-    assert compiled_alone(80, nvrtc, cache=tmp_path) != ANOTHER
+    assert compiled_alone(90, nvrtc, cache=tmp_path, source=small) == ANOTHER
+    assert compiled_alone(80, nvrtc, cache=tmp_path, source=small) != ANOTHER
 
 
 def damage(file: Path) -> None:
@@ -102,20 +114,21 @@ def cut(file: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [damage, open_to_all, cut])
 def test_kernels_that_cannot_be_believed_are_compiled_anew(
-    tmp_path: Path, spoil: Callable[[Path], None]
+    tmp_path: Path, small: Path, spoil: Callable[[Path], None]
 ) -> None:
     nvrtc = installed(CUDA_12_9)
-    image = compiled_alone(90, nvrtc, cache=tmp_path)
+    image = compiled_alone(90, nvrtc, cache=tmp_path, source=small)
     good = cached_kernels(tmp_path).read_bytes()
     spoil(cached_kernels(tmp_path))
-    assert compiled_alone(90, nvrtc, cache=tmp_path) == image
+    assert compiled_alone(90, nvrtc, cache=tmp_path, source=small) == image
     assert cached_kernels(tmp_path).read_bytes() == good
     assert cached_kernels(tmp_path).stat().st_mode & 0o777 == 0o600
 
 
-def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path: Path) -> None:
+def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path: Path, small: Path) -> None:
     (tmp_path / "kvwarehouse").write_bytes(b"no folder")
-    assert compiled_alone(90, installed(CUDA_12_9), cache=tmp_path).startswith(b"\x7fELF")
+    image = compiled_alone(90, installed(CUDA_12_9), cache=tmp_path, source=small)
+    assert image.startswith(b"\x7fELF")
 
 
 def test_only_the_newest_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
