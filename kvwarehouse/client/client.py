@@ -231,7 +231,7 @@ class Client:
         name: str = "",
         renewed: bool = False,
     ) -> Keep:
-        """Has what is stored of a prompt stay in DRAM and NVMe for ttl_s seconds (1 to 366 days),
+        """Has what is stored of a prompt stay in DRAM and NVMe for ttl_s seconds, 366 days at most,
         whatever is asked for meanwhile; what is on NVMe alone is brought to DRAM, as far as that
         goes within two seconds. The prompt is given by its tokens, or by the engine's keys, one a
         page from its first on, or, where pages stand alone as those of windows and states, a KeyRun

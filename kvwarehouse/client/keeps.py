@@ -23,7 +23,7 @@ class Keep:
     namespace_id: bytes
     model: str
     pages: int
-    """Of the prompt, as it was stored then; those that other keeps have as well among them."""
+    """Of the prompt, those that other keeps have as well among them."""
     bytes: int
     ttl_s: float
     left_s: float

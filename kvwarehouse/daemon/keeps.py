@@ -42,7 +42,8 @@ _MOVED_SHARE: Final = 0.05
 _REMOVE: Final = "remove one (kvwarehouse keep list, kvwarehouse keep remove NAME), or wait"
 _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
     "bytes": (
-        "keeps hold {kept_bytes} bytes of the {keep_capacity_bytes} that they may",
+        "it and what is kept take more than the {keep_capacity_bytes} bytes that keeps may hold"
+        " (one of its own name counts until it is replaced)",
         f"{_REMOVE}, or start the daemon with a larger --keep-percent or --dram",
     ),
     "pages": (

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -59,11 +60,7 @@ void require_whole_prompts(const Prompt& prompt) {
                       " of its prompt; what is kept begins with the first page");
 }
 
-}  // namespace
-
-KeepOutcome keep_prompt(Server& server, const KeepRequest& request, Prompt& prompt,
-                        int timeout_ms) {
-  require_whole_prompts(prompt);
+KeepOutcome made(Server& server, const KeepRequest& request, Prompt& prompt, int timeout_ms) {
   const auto ask = [&](const auto& work) { return server.call(work, timeout_ms); };
   const auto refused = [&](KeepRefusal refusal) {
     ask([id = request.id](Warehouse& warehouse) { return warehouse.keeps().end(id); });
@@ -99,8 +96,28 @@ KeepOutcome keep_prompt(Server& server, const KeepRequest& request, Prompt& prom
   });
   if (outcome.report.pages == 0) return refused(KeepRefusal::none);
   const bool is_chain = prompt.run_end(0) == prompt.pages();
-  if (is_chain) outcome.marks = marks_along(prompt, outcome.report.pages);
+  const size_t kept = std::min<size_t>(outcome.report.pages, prompt.pages());
+  if (is_chain) outcome.marks = marks_along(prompt, kept);
   return outcome;
+}
+
+}  // namespace
+
+KeepOutcome keep_prompt(Server& server, const KeepRequest& request, Prompt& prompt,
+                        int timeout_ms) {
+  require_whole_prompts(prompt);
+  try {
+    return made(server, request, prompt, timeout_ms);
+  } catch (...) {
+    // What nobody waits for any more may still be done: this comes behind it, and nobody waits.
+    const std::exception_ptr failed = std::current_exception();
+    try {
+      server.call([id = request.id](Warehouse& warehouse) { return warehouse.keeps().end(id); }, 0);
+    } catch (const Error&) {
+      std::rethrow_exception(failed);
+    }
+    throw;
+  }
 }
 
 }  // namespace kvw

@@ -28,8 +28,8 @@ struct KeepOutcome {
 // Keeps of each run of the prompt what is stored of it, up to its first page that is not, and has
 // what is on NVMe alone read into DRAM, as far as that goes in the time. Blocks; any thread but the
 // core's. The prompt is bound to the namespace, and its runs begin at their roots. Each step waits
-// `timeout_ms` at most; what throws leaves a keep that ends within a minute. Throws as
-// Server::call() does, and usage "namespace_unknown", "bad_run".
+// `timeout_ms` at most; what throws leaves none. Throws as Server::call() does, and usage
+// "namespace_unknown", "bad_run".
 KeepOutcome keep_prompt(Server& server, const KeepRequest& request, Prompt& prompt, int timeout_ms);
 
 }  // namespace kvw

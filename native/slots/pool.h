@@ -34,6 +34,7 @@ struct SlotClass {
   FreeSlots free;
   std::unique_ptr<EvictionPolicy> policy;
   uint64_t live = 0, reserved = 0, limbo = 0;
+  uint64_t writing = 0;         // slots whose pages are on their way to NVMe
   uint64_t look_again_ns = 0;   // for a slab of another class
   uint64_t waits_until_ns = 0;  // for the slab that is on its way to it; 0 once it has taken of it
   bool unused = false;  // no namespace has such pages; without a slab, the next size takes it

@@ -19,6 +19,7 @@
 #include "io/faulty_engine.h"
 #include "server/feed_reader.h"
 #include "server/inbox.h"
+#include "server/keep_prompt.h"
 #include "tests/daemon_world.h"
 
 namespace kvw {
@@ -89,6 +90,21 @@ TEST(core_that_ends_leaves_no_call_waiting) {
 TEST(core_that_ends_leaves_no_check_waiting) {
   const auto ask = [](Server& server) { server.check(CheckRequest{}, kWaitMs); };
   CHECK_EQ(code_of_one_left_in_the_queue(ask), "stopped");
+}
+
+// Who asked is told that it failed, so nobody knows of what the core makes later.
+TEST(keep_that_the_core_did_not_answer_in_time_is_not_left_behind) {
+  const Daemon world(shape_of(4096));
+  Server server(world.options, world.socket());
+  server.start();
+  BusyCore busy(server);
+  Prompt prompt = Prompt::of_tokens({});
+  prompt.bind(server.warehouse_before_start().secret(), kSpace, 16);
+  const KeepRequest request{1, kSpace, UINT64_MAX, false, 0};
+  CHECK_EQ(code_of([&] { keep_prompt(server, request, prompt, 0); }), "core_busy");
+  busy.let_go();
+  const auto keeps = [](Warehouse& warehouse) { return warehouse.keeps().size(); };
+  CHECK_EQ(server.call(keeps, kPatienceMs), 0);
 }
 
 TEST(commands_beyond_the_bound_of_those_that_wait_are_refused) {

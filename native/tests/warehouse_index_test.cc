@@ -8,15 +8,17 @@ namespace {
 
 constexpr uint64_t kLength = 100;
 
+void store_chain(World& world, Peer& peer, uint64_t chain) {
+  std::vector<TestPage> pages;
+  for (uint32_t at = 0; at < kLength; ++at) pages.push_back(world.page(chain, at));
+  CHECK(peer.store_all(pages));
+  // What the disk still writes may not leave DRAM; the queue is small.
+  while (world->has_log() && world->status().log.queued_records != 0) world->poll_log();
+  world.pass(kMillisecondNs);
+}
+
 void store_chains(World& world, Peer& peer, uint64_t chains) {
-  for (uint64_t chain = 0; chain < chains; ++chain) {
-    std::vector<TestPage> pages;
-    for (uint32_t at = 0; at < kLength; ++at) pages.push_back(world.page(chain, at));
-    CHECK(peer.store_all(pages));
-    // What the disk still writes may not leave DRAM; the queue is small.
-    while (world->has_log() && world->status().log.queued_records != 0) world->poll_log();
-    world.pass(kMillisecondNs);
-  }
+  for (uint64_t chain = 0; chain < chains; ++chain) store_chain(world, peer, chain);
 }
 
 // Returns how many pages the daemon took, from the first on. What has to wait for the disk does.
@@ -117,6 +119,26 @@ TEST(newest_chains_stay_where_the_index_is_the_bound_of_nvme) {
   store_chains(world, peer, 80);
   CHECK(world->status().nvme_pages > world->status().dram_pages);
   CHECK(world->status().index_pages <= world->status().index_capacity);
+  CHECK(newest_found(world, 80) > 0.9);
+}
+
+// Room is made by old pages of NVMe, whose descendants may be in use, and by none that is in DRAM
+// alone.
+TEST(old_pages_on_nvme_make_room_in_the_index_where_the_ends_of_their_chains_are_in_use) {
+  World world(shape_of(4096, 1), 8 * kMiB);
+  world.options.index_pages = 4096;
+  world.options.nvme_dir = world.directory.path() + "/nvme";
+  world.options.nvme_capacity_bytes = 128 * kMiB;
+  world.options.io_engine = "pread";
+  world.start();
+  Peer peer(world);
+  for (uint64_t chain = 0; chain < 80; ++chain) {
+    store_chain(world, peer, chain);
+    if (const auto end = world.entry(world.page(chain, kLength - 1))) peer.session().touch(*end);
+    world.pass(kMillisecondNs);
+  }
+  const WarehouseStatus status = world->status();
+  CHECK_EQ(status.left_nvme[size_t(LeaveReason::window)], 80 * kLength - status.index_pages);
   CHECK(newest_found(world, 80) > 0.9);
 }
 

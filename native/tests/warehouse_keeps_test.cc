@@ -351,6 +351,16 @@ TEST(kept_pages_stay_on_nvme_while_others_make_room) {
   }
 }
 
+// Their records are twice as large as they are.
+TEST(small_kept_pages_leave_room_on_nvme) {
+  Kept kept(4096, with_nvme, 16 * kMiB);
+  for (uint64_t at = 0; at < 2040; at += 20) {
+    CHECK(kept.keep(at, kept.prompt(kept.others++, 20)).refusal == KeepRefusal::none);
+    until(kept.world, [&] { return kept.world->flush_report().pending == 0; });
+  }
+  CHECK_EQ(kept.world->keeps().used_pages(), 2040);
+}
+
 TEST(keep_is_made_again_from_its_marks) {
   Kept kept;
   const auto one = kept.prompt(1, 5), two = kept.prompt(2, 3), other = kept.prompt(3, 3);
@@ -391,6 +401,109 @@ TEST(keep_that_does_not_fit_a_new_daemon_is_not_made) {
   CHECK(kept.world->restore_keep(9, {UINT64_MAX, 0}, marks, false) == KeepRefusal::bytes);
   CHECK_EQ(kept.world->keeps().size(), 0);
   kept.check_nothing_is_held();
+}
+
+// Engines' own keys say nothing of where their pages are.
+TEST(pages_that_do_not_follow_each_other_from_the_first_on_are_not_kept_as_a_prompt) {
+  Kept kept;
+  const auto prompt = kept.prompt(1, 5), other = kept.prompt(2, 2);
+  CHECK(kept.keep(1, {prompt[3], prompt[4]}).is_broken);
+  CHECK_EQ(kept.world->keeps().report(1)->pages, 0);
+  CHECK(kept.keep(2, {prompt[0], prompt[1], other[1]}).is_broken);
+  CHECK_EQ(kept.world->keeps().report(2)->pages, 2);
+  CHECK(kept.keep(3, {prompt[0], prompt[2]}).is_broken);
+  CHECK_EQ(kept.world->keeps().report(3)->pages, 1);
+  CHECK_EQ(kept.world->keeps().used_pages(), 2);
+  for (const KeepId id : {1, 2, 3}) kept.end(id);
+  kept.check_nothing_is_held();
+}
+
+// A refused one takes nothing from those that are made after it, before the core runs.
+TEST(keep_that_does_not_fit_a_new_daemon_leaves_room_for_smaller_ones) {
+  Kept kept;
+  const auto large = kept.prompt(1, 5), small = kept.prompt(2, 3);
+  kept.world.options.keep_bytes = 4 * kept.world.shape().slot_bytes();
+  kept.again();
+  const std::vector<Key> marks{large[4].key, large[0].key};
+  CHECK(kept.world->restore_keep(9, {UINT64_MAX, 0}, marks, false) == KeepRefusal::bytes);
+  CHECK(kept.world->restore_keep(8, {UINT64_MAX, 0}, std::vector{small[2].key}, false) ==
+        KeepRefusal::none);
+  CHECK_EQ(kept.world->keeps().used_pages(), 3);
+  kept.end(8);
+  kept.check_nothing_is_held();
+}
+
+// Each end goes up all that was lost above it, which many share.
+TEST(keeps_that_share_a_long_prompt_go_once_over_what_a_clear_took) {
+  Kept kept(4096, {}, 128 * kMiB);
+  const uint32_t pages = 8000;
+  const auto prompt = pages_of(kept.world.shape(), 1, pages);
+  for (uint32_t at = 0; at < pages; at += 500)
+    CHECK(kept.peer->store_all({prompt.data() + at, 500}));
+  for (KeepId id = 0; id < 4000; ++id) {
+    CHECK(kept.world->keeps().begin(id, {UINT64_MAX, 0}) == KeepRefusal::none);
+    TestPage page = kept.world.page(kept.others++);
+    page.parent = prompt.back().key;
+    page.position = pages;
+    page.key = Key{mixed(2 * id), mixed(2 * id + 1)};
+    const std::vector<Key> marks{page.key};
+    kept.store({page});
+    CHECK(kept.world->keeps().end(id));
+    CHECK(kept.world->restore_keep(id, {UINT64_MAX, 0}, marks, false) == KeepRefusal::none);
+  }
+  CHECK_EQ(kept.world->keeps().used_pages(), pages + 4000);
+  kept.world->clear(0, 1);
+  CHECK_EQ(kept.world->keeps().used_pages(), 0);
+  for (int ticks = 0; kept.world->keeps().size() != 0; ++ticks) {
+    CHECK(ticks < 10);
+    kept.world.pass(2 * kSecondNs);
+  }
+  CHECK(kept.world->keeps().looks_at_lost() <= pages + 4000);
+  kept.check_nothing_is_held();
+}
+
+// What is kept fills a page size's slab, while NVMe is never done with what another size stores.
+TEST(page_size_all_of_whose_pages_are_kept_gets_room_beside_another_that_is_written) {
+  const NamespaceShape large = shape_of(128 * 1024, 1, {0x61, 0x62});
+  Kept kept(64 * 1024, [&](World& world) {
+    world.declared = {large};
+    world.options.nvme_dir = world.directory.path() + "/nvme";
+    std::filesystem::create_directory(world.options.nvme_dir);
+    world.options.nvme_capacity_bytes = 64 * kMiB;
+    world.options.io_engine = "pread";
+  });
+  const auto settle = [&] {
+    while (kept.world->flush_report().pending != 0) {
+      kept.world->poll_log();
+      pollfd ready{kept.world->log_fd(), POLLIN, 0};
+      ::poll(&ready, 1, 5);
+    }
+    kept.world.pass(200 * kMillisecondNs);
+    while (kept.world->goes_on()) kept.world->go_on();
+  };
+  // All slots of one slab.
+  KeepId id = 1;
+  const uint64_t slots = kept.world.capacity() / kept.world->arena().slab_count();
+  for (uint64_t at = 0; at < slots; ++at) {
+    const auto page = kept.prompt(kept.others++, 1);
+    CHECK(kept.keep(id++, page).refusal == KeepRefusal::none);
+    settle();
+  }
+  uint64_t chain = 5000;
+  kept.peer->use(large);
+  for (int at = 0; at < 200; ++at) {
+    kept.peer->store(page_of(large, chain++, 0));
+    settle();
+  }
+  uint64_t stored = 0;
+  for (int at = 0; at < 20; ++at) {
+    kept.peer->use(large);
+    CHECK(kept.peer->store(page_of(large, chain++, 0)));
+    kept.peer->use(kept.world.shape());
+    stored += kept.peer->store(kept.world.page(kept.others++)) ? 1 : 0;
+    settle();
+  }
+  CHECK(stored >= 18);
 }
 
 TEST(prompt_that_loses_its_end_keeps_the_rest) {

@@ -23,7 +23,7 @@ SlotId Eviction::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
     if (state == SlotState::filling && evict_written(cls, want, spare))
       return state_.pool.take(cls, state);
     // A class that only waits for its own writes takes nothing from others.
-    const bool waits = cls.total() != 0 && !writes_.is_idle();
+    const bool waits = cls.total() != 0 && !writes_.is_idle(cls);
     if (evict_some(cls, want, spare, Unwritten::leaves) == 0 && !waits) take_any_slab(cls);
   }
   return state_.pool.take(cls, state);

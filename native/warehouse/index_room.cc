@@ -73,9 +73,13 @@ bool IndexRoom::drop_cold_on_nvme(const Key& parent) {
     page = oldest_record();
   if (page == kNoPage) return false;
   page = last_below(page);
+  if (state_.keeps.has(page)) {  // below one that was lost, and stored anew
+    victim_ = kNoPage;
+    return false;
+  }
   victim_ = state_.catalog.parent(page);
   const EntryView leaf = *state_.catalog.at(page);
-  if (leaf.key == parent || stays(page) || state_.groups.has_open_child(leaf.key)) return false;
+  if (leaf.key == parent || state_.groups.has_open_child(leaf.key)) return false;
   return removal_.leave(leaf, LeaveReason::window);
 }
 

@@ -85,6 +85,14 @@ KeepRefusal Keeps::add_prompt(KeepId id, PageId last) {
   return KeepRefusal::none;
 }
 
+bool Keeps::follows(KeepId id, PageId page, bool begins) const {
+  if (begins) return catalog_.node(page).position == 0;
+  const auto found = keeps_.find(id);
+  if (found == keeps_.end()) return true;  // add() says that it is gone
+  const std::vector<Hold>& ends = found->second.ends;
+  return !ends.empty() && find(ends.back()) != nullptr && catalog_.parent(page) == ends.back().page;
+}
+
 bool Keeps::set_time(KeepId id, KeepTime time) {
   const auto found = keeps_.find(id);
   if (found == keeps_.end()) return false;
@@ -112,6 +120,7 @@ void Keeps::left(PageId page) {
 void Keeps::tick(uint64_t boot_ns) {
   if (keeps_.empty() || boot_ns < next_look_ns_) return;
   next_look_ns_ = boot_ns + kLookNs;
+  settle();
   std::vector<KeepId> over;
   for (auto& [id, keep] : keeps_)
     if (is_over(keep, boot_ns)) over.push_back(id);
@@ -119,7 +128,6 @@ void Keeps::tick(uint64_t boot_ns) {
 }
 
 bool Keeps::is_over(Keep& keep, uint64_t boot_ns) {
-  if (!lost_.empty()) settle(keep);
   if (keep.had_pages && keep.ends.empty()) return true;
   if (keep.time.renewed_ns != 0 && !keep.ends.empty() && find(keep.ends.back()) != nullptr) {
     const uint16_t used_at = catalog_.node(keep.ends.back().page).used_at;
@@ -129,20 +137,34 @@ bool Keeps::is_over(Keep& keep, uint64_t boot_ns) {
   return keep.time.until_ns <= boot_ns;
 }
 
-void Keeps::settle(Keep& keep) {
-  for (Hold& end : keep.ends) {
-    for (auto lost = lost_.find(end.serial); lost != lost_.end(); lost = lost_.find(end.serial)) {
-      // The keep's hold goes up; that of the lost page stays for its other holders.
-      end = lost->second.above;
-      if (--lost->second.holders == 0)
-        lost_.erase(lost);
-      else if (KeptPage* above = find(end); above != nullptr)
-        ++above->holders;
-      else if (const auto further = lost_.find(end.serial); further != lost_.end())
-        ++further->second.holders;
+// What many ends have above them is gone through once.
+void Keeps::settle() {
+  if (lost_.empty()) return;
+  std::unordered_map<uint32_t, Hold> known;  // by the serial of one that left: what is above it
+  size_t looks = kLostPerLook;
+  const auto above = [&](Hold hold) {
+    std::vector<uint32_t> passed;
+    for (auto lost = lost_.find(hold.serial); lost != lost_.end(); lost = lost_.find(hold.serial)) {
+      const auto at = known.find(hold.serial);
+      if (at == known.end() && looks == 0) break;
+      hold = at != known.end() ? at->second : lost->second.above;
+      if (at != known.end()) break;
+      passed.push_back(lost->first);
+      --looks;
+      ++looks_at_lost_;
     }
+    for (const uint32_t serial : passed) known[serial] = hold;
+    return hold;
+  };
+  for (auto& [id, keep] : keeps_) {
+    for (Hold& end : keep.ends) {
+      const Hold there = above(end);
+      if (there.serial == end.serial) continue;
+      take(there);
+      let_go_.push_back(std::exchange(end, there));
+    }
+    ends_ -= std::erase_if(keep.ends, [](const Hold& end) { return end.serial == 0; });
   }
-  ends_ -= std::erase_if(keep.ends, [](const Hold& end) { return end.serial == 0; });
 }
 
 std::optional<KeepReport> Keeps::report(KeepId id) const {
@@ -220,6 +242,13 @@ void Keeps::go_on() {
   }
 }
 
+void Keeps::take(Hold hold) {
+  if (KeptPage* kept = find(hold); kept != nullptr)
+    ++kept->holders;
+  else if (const auto lost = lost_.find(hold.serial); lost != lost_.end())
+    ++lost->second.holders;
+}
+
 void Keeps::give_up(Hold hold) {
   if (KeptPage* kept = find(hold); kept != nullptr) {
     if (--kept->holders != 0) return;
@@ -244,7 +273,8 @@ KeepStep Warehouse::keep(KeepId id, const Key& namespace_id, std::span<const Pag
     step.is_broken = step.is_broken && !each.begins;
     if (step.is_broken) continue;
     const auto view = state_.catalog.find(each.key);
-    step.is_broken = !view || view->space != ordinal || state_.is_cleared(*view);
+    step.is_broken = !view || view->space != ordinal || state_.is_cleared(*view) ||
+                     !state_.keeps.follows(id, view->page, each.begins);
     if (step.is_broken) continue;
     step.refusal = state_.keeps.add(id, view->page);
     if (step.refusal != KeepRefusal::none) break;
@@ -266,6 +296,7 @@ KeepRefusal Warehouse::restore_keep(KeepId id, KeepTime time, std::span<const Ke
   const bool has_room = refusal == KeepRefusal::none || refusal == KeepRefusal::gone;
   if (has_room && state_.keeps.report(id)->pages != 0) return KeepRefusal::none;
   state_.keeps.end(id);
+  while (state_.keeps.goes_on()) state_.keeps.go_on();  // the next one may have room
   return has_room ? KeepRefusal::gone : refusal;
 }
 
@@ -273,8 +304,10 @@ nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
   const auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
   if (state_.catalog.is_orphan(view->page)) return nvme::RecordUse::dead;
-  // With more than that, reclaim might find no segment that it gains by.
-  const bool may_stay = state_.keeps.used_bytes() <= state_.options.nvme_capacity_bytes / 2;
+  // With more than that, reclaim might find no segment that it gains by. A record has a header,
+  // too.
+  const uint64_t records = state_.keeps.used_bytes() + state_.keeps.used_pages() * kBlockBytes;
+  const bool may_stay = records <= state_.options.nvme_capacity_bytes / 2;
   if (may_stay && state_.keeps.has(view->page)) return nvme::RecordUse::kept;
   return state_.catalog.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
 }

@@ -1,7 +1,7 @@
 // Keeps: prompts whose pages stay until a time, whatever is asked for meanwhile. No page of a keep
 // leaves DRAM for another page of its size, nor NVMe as long as what is kept takes no more than
 // half of it. A clear, an operator's evict and damage take it all the same, and so does another
-// page size that would have no memory at all otherwise.
+// page size of which no page could leave.
 //
 // A page is held by each keep that ends with it and by each page behind it that is held, so what
 // prompts share is held once and counted once, and a keep that ends costs no more than the pages
@@ -63,6 +63,7 @@ class Keeps {
   static constexpr uint64_t kMostKeepEnds = 1 << 16;   // a search for what may leave meets each
   static constexpr uint64_t kMostEndsOfKeep = 1 << 12;
   static constexpr size_t kLetGoPerStep = 4096;
+  static constexpr size_t kLostPerLook = 1 << 16;  // pages that left, above ends
 
   // bytes_of: a page's that is there, in DRAM.
   Keeps(const Catalog& catalog, uint64_t limit_bytes, std::function<uint64_t(PageId)> bytes_of);
@@ -74,6 +75,8 @@ class Keeps {
   KeepRefusal add(KeepId id, PageId page);
   // The page and all those above it; "gone" where one of them is missing.
   KeepRefusal add_prompt(KeepId id, PageId last);
+  // The page begins a prompt, or is behind the keep's last one.
+  bool follows(KeepId id, PageId page, bool begins) const;
   // False: there is no such keep.
   bool set_time(KeepId id, KeepTime time);
   // Its pages are as all others again, but for those that other keeps have; go_on() lets them go.
@@ -95,6 +98,8 @@ class Keeps {
   uint64_t used_pages() const { return used_pages_; }
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t limit_bytes() const { return limit_bytes_; }
+  // Ever: what pages cost that left while they were kept.
+  uint64_t looks_at_lost() const { return looks_at_lost_; }
 
  private:
   // Which page a hold is on: the serial tells it from another at its place, and from itself when it
@@ -127,9 +132,10 @@ class Keeps {
   Hold insert(PageId page, uint64_t bytes, Hold above);
   void add_end(Keep& keep, Hold end);
   bool is_over(Keep& keep, uint64_t boot_ns);
-  // Ends on pages that left go up to what is there.
-  void settle(Keep& keep);
+  // Ends on pages that left go up to what is there; of many such pages the next looks do the rest.
+  void settle();
   void erase(PageId page);
+  void take(Hold hold);
   void give_up(Hold hold);
   KeepReport report_of(KeepId id, const Keep& keep) const;
 
@@ -140,7 +146,7 @@ class Keeps {
   std::unordered_map<uint32_t, LostPage> lost_;
   std::map<KeepId, Keep> keeps_;
   std::vector<Hold> let_go_;  // holds that are to be given up
-  uint64_t used_pages_ = 0, used_bytes_ = 0, ends_ = 0;
+  uint64_t used_pages_ = 0, used_bytes_ = 0, ends_ = 0, looks_at_lost_ = 0;
   uint32_t serial_ = 0;
   uint64_t next_look_ns_ = 0;
 };

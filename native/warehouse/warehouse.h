@@ -141,7 +141,8 @@ class Warehouse final : public nvme::LogHost {
 
   // --- what stays
   Keeps& keeps() { return state_.keeps; }
-  // Adds to a keep what is stored of `pages`, of each prompt up to its first page that is not.
+  // Adds to a keep what is stored of `pages`, of each prompt up to its first page that is not, or
+  // that is stored as another prompt's, or elsewhere in it.
   // is_broken: as the step before this one said. Throws Error usage "namespace_unknown".
   KeepStep keep(KeepId id, const Key& namespace_id, std::span<const PageOfRun> pages,
                 bool is_broken);

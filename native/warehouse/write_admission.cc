@@ -22,7 +22,7 @@ bool WriteAdmission::append(const EntryView& view, SlotId slot) {
   if (!state_.has_good_header(slot)) return false;
   if (!state_.log->append(slot, facts_of(*state_.pool.meta(slot)), state_.pool.payload(slot)))
     return false;
-  writing_.insert(slot);
+  if (writing_.insert(slot).second) ++state_.pool.class_of(slot).writing;
   set_written(place_of(view.page));
   return true;
 }
@@ -72,8 +72,13 @@ FlushReport WriteAdmission::report() const {
   return report;
 }
 
+// A slab stays with its page size while a slot of it is being written.
+void WriteAdmission::ended(SlotId slot) {
+  if (writing_.erase(slot) != 0) --state_.pool.class_of(slot).writing;
+}
+
 void WriteAdmission::written(SlotId slot, const nvme::Extent& extent) {
-  writing_.erase(slot);
+  ended(slot);
   const SlotMeta* meta = state_.pool.meta(slot);
   auto view = state_.catalog.find(meta->key);
   // Cleared or quarantined while it was being written: the record is dead on arrival.
@@ -85,7 +90,7 @@ void WriteAdmission::written(SlotId slot, const nvme::Extent& extent) {
 }
 
 void WriteAdmission::failed(SlotId slot, std::string_view reason) {
-  writing_.erase(slot);
+  ended(slot);
   if (const PageId page = state_.pool.page_at(slot); page != kNoPage)
     set_unwritten(place_of(page), NotOnNvme::missed);
   ++not_admitted_[std::string(reason)];

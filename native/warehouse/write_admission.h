@@ -41,6 +41,8 @@ class WriteAdmission {
   // The slot is being written: it may not be given out again.
   bool is_writing(SlotId slot) const { return writing_.contains(slot); }
   bool is_idle() const { return writing_.empty(); }
+  // Of one page size.
+  bool is_idle(const SlotClass& cls) const { return cls.writing == 0; }
   // The page missed the queue, and a tick will offer it again.
   bool is_missed(PageId page) const;
   // Pages of that size missed the queue, no more than it holds: they are written in a moment. A
@@ -65,6 +67,7 @@ class WriteAdmission {
   };
 
   bool append(const EntryView& view, SlotId slot);
+  void ended(SlotId slot);
   bool admissible(PageId page, std::string& reason) const;
   void set_unwritten(Unwritten place, NotOnNvme why);
   void set_written(Unwritten place);

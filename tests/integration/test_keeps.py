@@ -154,6 +154,14 @@ def test_pages_that_stand_alone_are_kept_by_their_keys(client: kvw.Client) -> No
     assert refused.value.code == "bad_run"
 
 
+def test_keys_from_the_middle_of_a_prompt_are_not_kept(client: kvw.Client) -> None:
+    ns = client.open(space(hash_scheme="vllm/1"))
+    keys = [number.to_bytes(32) for number in range(PAGES)]
+    ns.store(keys=keys, pages=rows(), timeout_s=WAIT_S)
+    assert client.keep(ns, keys=keys[-1:], ttl_s=600).pages == 0
+    assert client.keep(ns, keys=[*keys[:2], keys[3]], ttl_s=600).pages == 2
+
+
 def test_what_does_not_fit_is_refused_whole(client: kvw.Client) -> None:
     ns = client.open(space())
     tokens = list(range(4 * 140))

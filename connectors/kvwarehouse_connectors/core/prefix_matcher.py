@@ -214,8 +214,8 @@ class PrefixMatcher:
                     parts.append(KeepPart(space_id, keys.keys(0, known, group.block_hashes)))
                 continue
             blocks: set[int] = set()
-            for tokens in ends_tokens:
-                end = min(known, self._whole(tokens) // group.block_tokens)
+            for end_tokens in ends_tokens:
+                end = min(known, self._whole(end_tokens) // group.block_tokens)
                 blocks.update(range(group.first_needed(end * group.block_tokens), end))
             lone = page_run(0, group, keys, sorted(blocks), None)
             if lone.keys:
