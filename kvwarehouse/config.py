@@ -188,6 +188,15 @@ class Config:
         "none: a bound that nobody chose would fill a shared disk or waste one's own",
         key="nvme_capacity",
     )
+    nvme_writes_per_day: str = setting(
+        "",
+        settings.daily,
+        "How much NVMe may be written a day, so that the drive lasts: times its capacity (1.0), or "
+        "a size (500GB). Where that is too little for all, what is asked for again is written "
+        "first, and the rest stays in DRAM. What is not used is carried over, a day's worth at "
+        "most. 0: no bound.",
+        "none: a disk's endurance is its owner's to spend, and all that is stored is written",
+    )
     hbm_bytes: int = setting(
         0,
         settings.size,
@@ -361,6 +370,15 @@ class Config:
     @property
     def grpc_socket(self) -> str:
         return self.socket + ".grpc"
+
+    @property
+    def nvme_bytes_per_day(self) -> int:
+        """That the NVMe tier may write; 0: no bound."""
+        if not self.nvme_writes_per_day or not self.nvme_dir:
+            return 0
+        return settings.daily_bytes(
+            self.nvme_writes_per_day, "--nvme-writes-per-day", self.nvme_capacity_bytes
+        )
 
 
 _FIELDS: Final = {
@@ -548,6 +566,8 @@ def _check(config: Config) -> None:
         )
     if config.nvme_capacity_bytes and not config.nvme_dir:
         raise _bad("--nvme-capacity needs --nvme-dir, the directory to keep the pages in")
+    if config.nvme_writes_per_day and not config.nvme_dir:
+        raise _bad("--nvme-writes-per-day is of no use without --nvme-dir: no disk is written")
     if bool(config.tls_cert) != bool(config.tls_key):
         have, lack = ("--tls-cert", "--tls-key") if config.tls_cert else ("--tls-key", "--tls-cert")
         raise _bad(f"{have} needs {lack} with it")

@@ -27,6 +27,7 @@ _ENDPOINT = re.compile(
 )
 _DAYS = re.compile(r"([0-9]{1,4})d")
 _URL_CHARS = 1024
+_DAILY_LEAST, _DAILY_MOST = 0.001, 1000
 _IPC_PATH_CHARS = 100  # of a Unix socket, with room for its terminator
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -131,6 +132,43 @@ def days(least: int, most: int) -> Kind:
         return int(match[1])
 
     return Kind("DAYS", read, lambda value: f"{value}d")
+
+
+def _read_daily(value: Any, name: str) -> str:
+    """As it stands; "" is none."""
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if text in ("", "0"):
+        return ""
+    daily_bytes(_text(text, name, "a number of drive writes, or a size"), name, 1 << 40)
+    return str(text)
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def daily_bytes(text: str, name: str, capacity_bytes: int) -> int:
+    """Of so many bytes as `capacity_bytes` says a number of times, "0.5", or of a size, "500GB".
+    Raises UsageError."""
+    if not is_number(text):
+        size_bytes = parse_size(text, name=name)
+    else:
+        times = float(text)
+        if not _DAILY_LEAST <= times <= _DAILY_MOST:
+            raise _bad(
+                name,
+                text,
+                f"is out of range; use {_DAILY_LEAST:g} to {_DAILY_MOST:g} times the capacity, or "
+                "a size such as 500GB",
+            )
+        size_bytes = int(times * capacity_bytes)
+    if size_bytes < 1:
+        raise _bad(name, text, "allows no write; use more, or no NVMe tier")
+    return size_bytes
 
 
 def _number(value: Any, name: str, to: type[int] | type[float], what: str) -> int | float:
@@ -267,6 +305,7 @@ def _bad(name: str, value: object, problem: str) -> UsageError:
 
 
 path = Kind("PATH", _read_path)
+daily = Kind("N|SIZE", _read_daily)
 name = Kind("NAME", _read_name)
 address = Kind("HOST:PORT", _read_address)
 http_address = Kind("HOST:PORT|off", _read_http)

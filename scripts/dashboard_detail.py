@@ -158,6 +158,14 @@ DETAIL = {
             to_DRAM="nvme_promotions_in_flight",
         ),
         by_daemon("Bytes written", BYTES_PER_S, "nvme_written_bytes_total", "why"),
+        several(
+            "Write budget",
+            BYTES,
+            "What NVMe may write a day, and what is left of a day's worth: below half of it new "
+            "pages stay in DRAM.",
+            a_day="nvme_write_budget_bytes",
+            left="nvme_write_budget_left_bytes",
+        ),
         by_daemon("Records written", "count:records/s", "nvme_written_records_total", "why"),
         by_daemon("Bytes read", BYTES_PER_S, "nvme_read_bytes_total"),
         several(

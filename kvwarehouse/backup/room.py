@@ -32,7 +32,7 @@ _SLAB_SHARE: Final = 8
 _SLAB_BYTES: Final = 256 << 20
 _SPARE_SEGMENTS: Final = 3  # of NVMe, which reclaim keeps two of
 _INDEX_SHARE: Final = 64
-_FOR_ROOM: Final = ("evicted", "rebalanced", "reclaimed")
+_FOR_ROOM: Final = ("evicted", "rebalanced", "reclaimed", "write_budget")
 _ENDLESS: Final = 1 << 62
 
 

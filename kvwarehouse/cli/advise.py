@@ -93,6 +93,8 @@ def _tiers(client: Client, args: argparse.Namespace) -> TierSetup:
         nvme_read,
         args.prefill_tokens_per_s,
         core["policy"],
+        tiers["nvme"].get("budget_bytes_per_day", 0),
+        core["stores"]["stored_again"].get("write_budget", 0),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from kvwarehouse import settings
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.hardware_flags import (
     add_engine_flags,
@@ -94,6 +95,12 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         one.add_argument(f"--{tier}", metavar="SIZE", help=f"The {title} tier, such as 64GiB.")
         one.add_argument(f"--{tier}-pages", type=int, metavar="N", help="The same in pages.")
     group.add_argument(
+        "--nvme-writes-per-day",
+        metavar="N|SIZE",
+        help="What NVMe may be written a day, as of serve: times its capacity (1.0), or a size"
+        " (default: no bound).",
+    )
+    group.add_argument(
         "--page-bytes",
         metavar="SIZE",
         help="Of a block's KV (default: of the model that is given).",
@@ -104,15 +111,19 @@ def run(args: argparse.Namespace) -> int:
     trace = trace_from(args.trace, args)
     footprint = with_given_size(footprint_from(args), args) if has_model(args) else None
     page_bytes = _page_bytes(args, trace, footprint)
+    nvme_pages = _pages(args, "nvme", page_bytes) or 0
     setup = ReplaySetup(
         args.policy,
         _pages(args, "dram", page_bytes),
-        _pages(args, "nvme", page_bytes) or 0,
+        nvme_pages,
         args.leaves_first,
+        _pages_per_day(args, nvme_pages, page_bytes),
     )
     found = run_replay(trace, setup)
+    unbounded = replace(setup, nvme_pages_per_day=0)
     answer = ReplayAnswer(
         found,
+        run_replay(trace, unbounded) if setup != unbounded else None,
         [run_replay(trace, each) for each in compared(setup)] if args.compare else (),
         _curves(args, trace, setup, page_bytes),
         page_bytes,
@@ -164,6 +175,22 @@ def _in_pages(size: str, flag: str, page_bytes: int | None) -> int:
             code="missing_flag",
         )
     return size_bytes // page_bytes
+
+
+def _pages_per_day(args: argparse.Namespace, nvme_pages: int, page_bytes: int | None) -> int:
+    """That NVMe may be written; 0: no bound."""
+    flag = "--nvme-writes-per-day"
+    text = settings.daily(args.nvme_writes_per_day or "", flag)
+    if not text:
+        return 0
+    if not nvme_pages:
+        raise UsageError(
+            f"{flag} {text} needs an NVMe tier; give --nvme or --nvme-pages", code="missing_flag"
+        )
+    if page_bytes is None and not settings.is_number(text):
+        return max(1, _in_pages(text, flag, page_bytes))
+    each = page_bytes or 1
+    return max(1, settings.daily_bytes(text, flag, nvme_pages * each) // each)
 
 
 def _curves(

@@ -65,12 +65,19 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
         ("ledger", service["ledger_health"]),
         ("sockets", ", ".join(filter(None, (service["socket"], service["listen"])))),
     ]
+    if day_bytes := core["tiers"]["nvme"].get("budget_bytes_per_day"):
+        rows.append(("nvme writes", _budget(core["tiers"]["nvme"], day_bytes)))
     if status.get("nvme_to_gpu"):
         rows.append(("nvme to gpu", status["nvme_to_gpu"]))
     events = status.get("kv_events") or {}
     if events.get("next_number"):
         rows.append(("kv events", _events(events)))
     return rows
+
+
+def _budget(nvme: dict[str, Any], day_bytes: int) -> str:
+    left_bytes = max(0, nvme["budget_left_bytes"])
+    return f"{format_size(left_bytes)} left of {format_size(day_bytes)} a day"
 
 
 def _problems(problems: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
@@ -193,10 +200,19 @@ def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
         ("left dram", sum(dram["left"].values()), _reasons(dram["left"])),
         ("left nvme", sum(nvme["left"].values()), _reasons(nvme["left"])),
         ("not written to nvme", sum(nvme["not_admitted"].values()), _reasons(nvme["not_admitted"])),
+        *_missed_for_writes(again.get("write_budget", 0), asked),
         *_kept(core),
         ("quarantined", core["quarantined"], ""),
         ("orphans", core["orphan_pages"], ""),
     ]
+
+
+def _missed_for_writes(pages: int, asked: int) -> list[tuple[str, int, str]]:
+    """At most: NVMe may have let some of them go by then."""
+    if not pages:
+        return []
+    share = f"{pages / asked:.1%} of those looked up, at most" if asked else ""
+    return [("missed for the write budget", pages, share)]
 
 
 def _kept(core: dict[str, Any]) -> list[tuple[str, int, str]]:

@@ -58,6 +58,8 @@ _LEFT: Final[Mapping[str, str]] = {
     "orphaned": "a page before it had left, so that nobody could find it",
     "quarantined": "its bytes were not those that were stored",
     "lost": "NVMe had it, and a flush failed",
+    "write_budget": "evicted from DRAM; the budget for writes had kept it from NVMe"
+    " (serve --nvme-writes-per-day)",
 }
 _REFUSED: Final[Mapping[str, str]] = {
     "draining": "the daemon was draining",

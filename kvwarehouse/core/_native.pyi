@@ -43,11 +43,15 @@ def replay(
     policy: str,
     capacities: tuple[int, int],
     leaves_first: bool,
+    nvme_pages_per_day: int = 0,
+    times_ns: NDArray[np.uint64] | None = None,
 ) -> dict[str, Any]: ...
 
 # A trace against the eviction policies: request i asks for the chain pages[ends[i-1]:ends[i]], root
 # first, of ids below `ids`; capacities of DRAM (ENDLESS: no bound) and NVMe (0: none) in pages.
-# {"dram_hits", "nvme_hits": uint32 a request; "dram", "nvme": {"written", "evicted", "refused"}}
+# nvme_pages_per_day: that may be written (0: no bound); it needs times_ns, one a request, in order.
+# {"dram_hits", "nvme_hits": uint32 a request; "dram", "nvme": {"written", "evicted", "refused",
+# "spared"}}
 
 def optimal_hits(
     pages: NDArray[np.uint32], ends: NDArray[np.uint64], ids: int, capacity: int
@@ -148,6 +152,8 @@ class CoreOptions:
     nvme_answer_s: float  # of recover(), for each answer of the disk; 0: for ever
     write_queue_bytes: int  # 0: chosen
     keep_bytes: int  # that keeps may hold
+    nvme_bytes_per_day: int  # that NVMe may write; 0: no bound
+    nvme_bytes_left: float  # of it, at the start
     remote_write: str  # which pages a remote tier gets: "" none, "reused", "all"
     remote_read: bool  # pages are fetched from a remote tier
     remote_fleet: bytes  # 16; of the file `presence`

@@ -55,12 +55,15 @@ LOG_END_MAX: Final = 1 << 63
 _KEY_BYTES: Final = 16  # of the core's
 _U16: Final = struct.Struct(">H")  # in keys: ordered
 _U64: Final = struct.Struct("<Q")
+_BALANCE: Final = struct.Struct("<dq")
+_DAY_NS: Final = 86_400 * 10**9
 _VERSION_KEY: Final = b"f/version"
 _WAREHOUSE_KEY: Final = b"f/warehouse"
 _SERIAL_KEY: Final = b"f/serial"
 _EPOCH_KEY: Final = b"f/epoch"
 _FLOOR_KEY: Final = b"f/floor"
 _LOG_END_KEY: Final = b"f/log-end"
+_WRITES_KEY: Final = b"f/writes"
 _NAMESPACE: Final = b"n/"
 _TOMBSTONE: Final = b"t/"
 _KEEP: Final = b"k/"
@@ -96,6 +99,20 @@ class KeepRecord:
     """The core's keys of the pages that it is made from again."""
 
 
+@dataclass(frozen=True)
+class WriteBalance:
+    """What was left of the NVMe tier's write budget."""
+
+    left_bytes: float
+    at_ns: int
+    """Wall clock."""
+
+    def left_at(self, now_ns: int, bytes_per_day: int) -> float:
+        """With what has come in since. A clock that went back brings nothing."""
+        earned = bytes_per_day * max(0, now_ns - self.at_ns) / _DAY_NS
+        return min(self.left_bytes + earned, float(bytes_per_day))
+
+
 @dataclass
 class _State:
     serial: int  # how often this ledger was opened
@@ -105,6 +122,7 @@ class _State:
     namespaces: dict[int, NamespaceRecord]
     tombstones: dict[bytes, int]
     keeps: dict[int, KeepRecord]
+    writes: WriteBalance | None = None
 
 
 @dataclass
@@ -293,6 +311,16 @@ class Ledger:
                 self._state.log_end = end
                 self._commit({_LOG_END_KEY: _U64.pack(end)})
 
+    def write_balance(self) -> WriteBalance | None:
+        """As it was noted last; None: never."""
+        return self._state.writes
+
+    def note_writes(self, balance: WriteBalance) -> None:
+        with self._lock:
+            if balance != self._state.writes:
+                self._state.writes = balance
+                self._commit({_WRITES_KEY: _encode_balance(balance)})
+
     def bury(self, graves: Iterable[tuple[bytes, int]]) -> bool:
         """Tombstones: records of (key) up to (log position) are dead. Returns whether that is
         durable."""
@@ -451,6 +479,7 @@ class Ledger:
             **dict(_encode_namespace(record) for record in self._state.namespaces.values()),
             **{_TOMBSTONE + key: _U64.pack(at) for key, at in self._state.tombstones.items()},
             **dict(map(_encode_keep, self._state.keeps.values())),
+            **({_WRITES_KEY: _encode_balance(self._state.writes)} if self._state.writes else {}),
         }
 
     def _decode(self, path: str, records: dict[bytes, bytes]) -> _State:
@@ -560,6 +589,10 @@ def _decode_keep(key: bytes, payload: bytes) -> KeepRecord:
     )
 
 
+def _encode_balance(balance: WriteBalance) -> bytes:
+    return _BALANCE.pack(balance.left_bytes, balance.at_ns)
+
+
 def _decode_state(records: dict[bytes, bytes]) -> _State:
     serial, epoch = (_U64.unpack(records[key])[0] for key in (_SERIAL_KEY, _EPOCH_KEY))
     floor, log_end = (  # older daemons wrote none
@@ -575,6 +608,8 @@ def _decode_state(records: dict[bytes, bytes]) -> _State:
         elif key.startswith(_KEEP):
             keep = _decode_keep(key, payload)
             state.keeps[keep.number] = keep
+        elif key == _WRITES_KEY:
+            state.writes = WriteBalance(*_BALANCE.unpack(payload))
     if sorted(state.namespaces) != list(range(len(state.namespaces))):
         raise ValueError("the numbers of its namespaces have gaps")
     return state

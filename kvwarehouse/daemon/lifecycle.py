@@ -311,6 +311,13 @@ class Daemon:
             options.epoch = ledger.epoch
             options.epoch_floor = ledger.floor
             options.log_end = ledger.log_end
+            if options.nvme_bytes_per_day:
+                balance = ledger.write_balance()
+                options.nvme_bytes_left = (
+                    balance.left_at(time.time_ns(), options.nvme_bytes_per_day)
+                    if balance
+                    else options.nvme_bytes_per_day
+                )
             self._core = self._engine.Core(options)
             self._warehouse = DaemonWarehouse(self._core, ledger, self._log, self._clears)
             self._warehouse.restore()
@@ -350,6 +357,7 @@ class Daemon:
         options.nvme_answer_s = config.nvme_answer_s
         options.write_queue_bytes = config.write_queue_bytes
         options.keep_bytes = config.dram_bytes * config.keep_percent // 100
+        options.nvme_bytes_per_day = config.nvme_bytes_per_day
         return options
 
     def _open_service(self, stack: ExitStack, servers: Servers, ledger: Ledger) -> None:
@@ -553,6 +561,8 @@ class Daemon:
             self._log.core_events(self._core.events())
             if self._keeps and (write := self._keeps.tend()):
                 write()
+            if self._warehouse:
+                self._warehouse.note_writes()
         assert self._warehouse is not None
         self._warehouse.stop()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kvwarehouse.daemon.deadline import Deadline
-from kvwarehouse.daemon.ledger import Ledger, NamespaceRecord
+from kvwarehouse.daemon.ledger import Ledger, NamespaceRecord, WriteBalance
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.remote_clears_file import Applied
 from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
@@ -509,11 +510,19 @@ class DaemonWarehouse:
         """Asks the core how far its log reaches, and returns what drops the tombstones of what no
         segment holds, keeps the noted end of the log ahead of it, and writes what a full disk has
         missed: that waits for the ledger's disk."""
-        oldest = self.core_status().tiers.nvme.oldest_position
-        return partial(self._tend, oldest, self._core.log_end())
+        nvme = self.core_status().tiers.nvme
+        return partial(self._tend, nvme, self._core.log_end())
 
-    def _tend(self, oldest: int, log_end: int) -> None:
-        if oldest:
+    def note_writes(self, nvme: status_pb2.NvmeStatus | None = None) -> None:
+        """What is left of the write budget, for the next daemon. `nvme`: as the core has just said
+        it."""
+        nvme = nvme or self.core_status().tiers.nvme
+        if nvme.budget_bytes_per_day:
+            self._ledger.note_writes(WriteBalance(nvme.budget_left_bytes, time.time_ns()))
+
+    def _tend(self, nvme: status_pb2.NvmeStatus, log_end: int) -> None:
+        self.note_writes(nvme)
+        if oldest := nvme.oldest_position:
             self._ledger.prune(oldest)
         self._ledger.keep_ahead(log_end)
         self._ledger.heal()

@@ -40,6 +40,10 @@ class TierSetup:
     nvme_read: float
     prefill_tokens_per_s: float | None = None
     policy: str = "lru"
+    nvme_bytes_per_day: int = 0
+    """That may be written; 0: no bound."""
+    missed_for_writes: int = 0
+    """Pages that had left before that bound let them be written, and were stored again."""
 
     def of_dram(self, factor: float) -> TierSetup:
         return self._with(int(self.dram_bytes * factor), self.nvme_bytes)
@@ -105,7 +109,7 @@ def advise(parts: Sequence[NamespaceCurve], tiers: TierSetup, *, all_uses: int) 
         f"{uses:,} uses of pages in {_duration(since_s)};"
         f" {_counsel('DRAM', [each.dram_rate for each in dram])}",
         blocks,
-        _figures(parts, now, dram, nvme),
+        _figures(parts, now, dram, nvme) | _budget_figures(tiers, all_uses),
         _notes(parts, tiers, uses, all_uses - uses),
     )
 
@@ -180,6 +184,8 @@ def _notes(
             f"The curve is that of the least recently used. This daemon evicts by {tiers.policy},"
             " which does that where it is best: expect as many hits, or more."
         )
+    if tiers.nvme_bytes_per_day:
+        notes.append(_write_budget(tiers, uses + elsewhere))
     if uses < ENOUGH_USES:
         notes.append(f"{uses:,} uses are few: ask again after {ENOUGH_USES:,}.")
     if elsewhere > 0:
@@ -197,6 +203,17 @@ def _notes(
             f" {tiers.prefill_tokens_per_s:,.0f} tokens a second; no queue."
         )
     return notes
+
+
+def _write_budget(tiers: TierSetup, uses: int) -> str:
+    lost = tiers.missed_for_writes / uses if uses else 0.0
+    said = f"The budget of {format_size(tiers.nvme_bytes_per_day)} of writes a day"
+    if not tiers.missed_for_writes:
+        return f"{said} has cost no hit so far."
+    return (
+        f"{said} has cost {lost * 100:.1f} points of hits at most, which NVMe's figures do not"
+        f" show: {tiers.missed_for_writes:,} pages were stored again that it had kept from NVMe."
+    )
 
 
 def _figures(
@@ -223,6 +240,13 @@ def _figures(
             for part in parts
         ],
     }
+
+
+def _budget_figures(tiers: TierSetup, all_uses: int) -> dict[str, Any]:
+    if not tiers.nvme_bytes_per_day:
+        return {}
+    lost = tiers.missed_for_writes / all_uses if all_uses else 0.0
+    return {"write_budget": {"bytes_per_day": tiers.nvme_bytes_per_day, "hit_rate_lost": lost}}
 
 
 def _plain(each: TierOutcome) -> dict[str, Any]:

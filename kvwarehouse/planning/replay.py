@@ -39,6 +39,7 @@ POLICIES = (*core.policy_names(), OPTIMUM)
 @dataclass(frozen=True)
 class ReplaySetup:
     """Capacities in pages; `dram_pages` None has no bound, `nvme_pages` 0 is no tier.
+    `nvme_pages_per_day`: that NVMe may be written, 0 without a bound; the optimum has none.
     `leaves_first`: policies know each page's parent, as in the daemon. The optimum keeps prefixes
     whole in any case."""
 
@@ -46,6 +47,7 @@ class ReplaySetup:
     dram_pages: int | None = None
     nvme_pages: int = 0
     leaves_first: bool = False
+    nvme_pages_per_day: int = 0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -118,10 +120,18 @@ def run_replay(trace: Trace, setup: ReplaySetup) -> ReplayRun:
         setup.policy,
         (dram, setup.nvme_pages),
         setup.leaves_first,
+        setup.nvme_pages_per_day,
+        _times_ns(trace) if setup.nvme_pages_per_day else None,
     )
     return ReplayRun(
         setup, trace, found["dram_hits"], found["nvme_hits"], found["dram"], found["nvme"]
     )
+
+
+def _times_ns(trace: Trace) -> NDArray[np.uint64]:
+    """Since the first request."""
+    since: NDArray[np.uint64] = ((trace.times_s - trace.times_s[0]) * 1e9).astype(np.uint64)
+    return since
 
 
 def _optimum(trace: Trace, setup: ReplaySetup) -> ReplayRun:

@@ -17,10 +17,12 @@ Curve = tuple[ReplaySetup, Sequence[tuple[int, float]]]
 
 @dataclass(frozen=True)
 class ReplayAnswer:
-    """`run` is what was asked for; `others` and `curves` are there where they were asked for too.
-    `page_bytes` None: not known, figures are in pages."""
+    """`run` is what was asked for, `unbounded` the same without its write budget, if it has one;
+    `others` and `curves` are there where they were asked for too. `page_bytes` None: not known,
+    figures are in pages."""
 
     run: ReplayRun
+    unbounded: ReplayRun | None = None
     others: Sequence[ReplayRun] = ()
     curves: Sequence[Curve] = ()
     page_bytes: int | None = None
@@ -33,6 +35,8 @@ def replay_report(answer: ReplayAnswer) -> Report:
     blocks: list[TableBlock | Plot] = [_trace(run.trace), _hits(answer)]
     if not run.setup.is_optimum:
         blocks.append(_written(answer))
+    if answer.unbounded:
+        blocks.append(_budget(run, answer.unbounded))
     if answer.others:
         blocks.append(_others(answer.others))
     if answer.times:
@@ -105,6 +109,27 @@ def _written(answer: ReplayAnswer) -> TableBlock:
         "Written",
         ("tier", ">pages written", ">bytes", ">evicted", ">refused", ">drive writes a day"),
         rows,
+    )
+
+
+def _budget(run: ReplayRun, unbounded: ReplayRun) -> TableBlock:
+    """Drive writes beyond what the budget allows are those of its first half day."""
+    rows = [
+        (
+            name,
+            f"{each.hit_rate:.2%}",
+            each.nvme["written"],
+            "" if each.nvme_writes_per_day is None else f"{each.nvme_writes_per_day:.3g}",
+            each.nvme["spared"],
+        )
+        for name, each in (("with", run), ("without", unbounded))
+    ]
+    return TableBlock(
+        "What the write budget costs",
+        ("budget", ">hits", ">pages written", ">drive writes a day", ">not written for it"),
+        rows,
+        "Half a day's worth is there at the start, as in the middle of a drive's life: a trace of"
+        " less than a day or two says little.",
     )
 
 
@@ -216,6 +241,12 @@ def _figures(answer: ReplayAnswer) -> dict[str, Any]:
         "complaints": list(trace.complaints),
         "notes": _notes(answer),
     }
+    if answer.unbounded:
+        figures["write_budget"] = {
+            "pages_per_day": run.setup.nvme_pages_per_day,
+            "hit_rate_without": answer.unbounded.hit_rate,
+            "pages_written_without": answer.unbounded.nvme["written"],
+        }
     if answer.others:
         figures["compared"] = [_run_figures(each) for each in answer.others]
     if answer.times:

@@ -28,6 +28,8 @@ struct CoreOptions {
   uint64_t dram_bytes = 0, nvme_capacity_bytes = 0, nvme_segment_bytes = 0, index_pages = 0;
   nb::bytes warehouse_id{"", 0}, secret{"", 0}, remote_fleet{"", 0};
   uint64_t epoch = 0, epoch_floor = 0, log_end = 0, write_queue_bytes = 0, keep_bytes = 0;
+  uint64_t nvme_bytes_per_day = 0;
+  double nvme_bytes_left = 0;
   uint64_t hbm_bytes = 0;
   int hbm_device = 0;
   bool inspect = false, remote_read = false;
@@ -64,6 +66,8 @@ struct CoreOptions {
     made.nvme_retry_ns = ns_of(nvme_retry_s);
     if (nvme_answer_s > 0) made.nvme_answer_ns = ns_of(nvme_answer_s);
     made.write_queue_bytes = write_queue_bytes;
+    made.nvme_bytes_per_day = nvme_bytes_per_day;
+    made.nvme_bytes_left = nvme_bytes_left;
     made.keep_bytes = keep_bytes;
     made.remote_write = remote_write_from(remote_write);
     made.remote_read = remote_read;
@@ -374,6 +378,8 @@ void bind_core(nb::module_& m) {
       .def_rw("nvme_retry_s", &CoreOptions::nvme_retry_s)
       .def_rw("nvme_answer_s", &CoreOptions::nvme_answer_s)
       .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes)
+      .def_rw("nvme_bytes_per_day", &CoreOptions::nvme_bytes_per_day)
+      .def_rw("nvme_bytes_left", &CoreOptions::nvme_bytes_left)
       .def_rw("keep_bytes", &CoreOptions::keep_bytes)
       .def_rw("remote_write", &CoreOptions::remote_write)
       .def_rw("remote_read", &CoreOptions::remote_read)

@@ -1,4 +1,5 @@
 // Traces against tiers: one call a replay, over whole arrays.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
@@ -52,22 +53,30 @@ nb::dict counts_of(const TierCounts& counts) {
   made["written"] = counts.written;
   made["evicted"] = counts.evicted;
   made["refused"] = counts.refused;
+  made["spared"] = counts.spared;
   return made;
 }
 
 nb::dict replay(const Pages& pages, const Ends& ends, size_t ids, const std::string& policy,
-                std::pair<uint64_t, uint64_t> capacities, bool leaves_first) {
+                std::pair<uint64_t, uint64_t> capacities, bool leaves_first,
+                uint64_t nvme_pages_per_day, const std::optional<Ends>& times_ns) {
   const Requests requests(pages, ends);
+  if (times_ns && times_ns->size() != ends.size())
+    throw Error(ErrorKind::usage, "bad_trace",
+                std::to_string(times_ns->size()) + " times for " + std::to_string(ends.size()) +
+                    " requests");
   std::vector<uint32_t> dram(requests.ends.size()), nvme(requests.ends.size());
   TierCounts dram_counts, nvme_counts;
   {
     WithoutGil release;
     requests.check(ids);
-    Replay run({policy, capacities.first, capacities.second, leaves_first}, ids);
+    Replay run({policy, capacities.first, capacities.second, leaves_first, nvme_pages_per_day},
+               ids);
     uint64_t begin = 0;
     for (size_t i = 0; i < dram.size(); ++i) {
       const uint64_t end = requests.ends[i];
-      const RequestHits hits = run.request(requests.pages.subspan(begin, end - begin));
+      const RequestHits hits = run.request(requests.pages.subspan(begin, end - begin),
+                                           times_ns ? times_ns->data()[i] : 0);
       dram[i] = hits.dram;
       nvme[i] = hits.nvme;
       begin = end;
@@ -103,7 +112,8 @@ void bind_replay(nb::module_& m) {
   m.attr("ENDLESS") = kEndless;
   m.def("policy_names", &policy_names);
   m.def("replay", &replay, nb::arg("pages"), nb::arg("ends"), nb::arg("ids"), nb::arg("policy"),
-        nb::arg("capacities"), nb::arg("leaves_first"));
+        nb::arg("capacities"), nb::arg("leaves_first"), nb::arg("nvme_pages_per_day") = 0,
+        nb::arg("times_ns") = nb::none());
   m.def("optimal_hits", &optimum, nb::arg("pages"), nb::arg("ends"), nb::arg("ids"),
         nb::arg("capacity"));
 }

@@ -111,6 +111,8 @@ nb::dict nvme_of(const WarehouseStatus& status) {
   made["mismatches"] = log.mismatches;
   made["flushes"] = log.flushes;
   made["flush_errors"] = log.flush_errors;
+  made["budget_bytes_per_day"] = status.nvme_bytes_per_day;
+  made["budget_left_bytes"] = static_cast<int64_t>(status.nvme_bytes_left);
   made["read_bytes_per_s"] = log.read_bytes_per_s;
   made["write_bytes_per_s"] = log.write_bytes_per_s;
   made["oldest_position"] = uint64_t{log.oldest_life} << 32;

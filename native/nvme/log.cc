@@ -108,6 +108,9 @@ class SegmentLog final : public Log {
   LogHealth health() const override { return context_.health.state(); }
   uint64_t last_position() const override { return context_.last_position; }
   uint64_t queued_bytes() const override { return writes_.queued_bytes(); }
+  uint64_t written_bytes() const override {
+    return context_.stats.written_bytes + context_.stats.relocated_bytes;
+  }
   bool has_room() const override {
     return rotation_.has_room(writes_.queued_bytes() + context_.options.segment_bytes);
   }

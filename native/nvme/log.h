@@ -195,6 +195,8 @@ class Log {
   // reclaimed or could not be read either. All that come lie above it.
   virtual uint64_t last_position() const = 0;
   virtual uint64_t queued_bytes() const = 0;
+  // Records of now and before, those that reclaim moved among them.
+  virtual uint64_t written_bytes() const = 0;
   // What is queued and a page more fit without making room by what is there.
   virtual bool has_room() const = 0;
   // The same, once what is being reclaimed now is free.

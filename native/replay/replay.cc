@@ -1,6 +1,7 @@
 #include "replay/replay.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
@@ -70,15 +71,18 @@ bool ReplayTier::make_room(PageId parent) {
 
 Replay::Replay(const ReplayOptions& options, size_t ids)
     : leaves_first_(options.leaves_first),
-      dram_(options.policy, options.dram_pages, checked(options, ids)) {
+      dram_(options.policy, options.dram_pages, checked(options, ids)),
+      budget_(options.nvme_pages_per_day, static_cast<double>(options.nvme_pages_per_day) / 2),
+      asked_(budget_.bounded() ? ids : 0) {
   if (options.nvme_pages != 0)
     nvme_ = std::make_unique<ReplayTier>(options.policy, options.nvme_pages, ids);
 }
 
-RequestHits Replay::request(std::span<const PageId> chain) {
+RequestHits Replay::request(std::span<const PageId> chain, uint64_t at_ns) {
   const RequestHits found = hits(chain);
-  use(dram_, chain);
-  if (nvme_) use(*nvme_, chain);
+  budget_.earn(at_ns);
+  use_dram(chain);
+  if (nvme_) use_nvme(chain);
   return found;
 }
 
@@ -96,11 +100,29 @@ RequestHits Replay::hits(std::span<const PageId> chain) const {
   return found;
 }
 
-void Replay::use(ReplayTier& tier, std::span<const PageId> chain) {
+void Replay::use_dram(std::span<const PageId> chain) {
   PageId parent = kNoPage;
   for (const PageId page : chain) {
     // What comes after a page that found no room would stand behind a gap.
-    if (!tier.use(page, parent)) return;
+    if (!dram_.use(page, parent)) return;
+    if (leaves_first_) parent = page;
+  }
+}
+
+// What the budget is not enough for leaves a gap too. The daemon offers it again when it is used.
+void Replay::use_nvme(std::span<const PageId> chain) {
+  PageId parent = kNoPage;
+  bool gap = false;
+  for (const PageId page : chain) {
+    const bool written = nvme_->has(page);
+    const bool reused = !asked_.empty() && std::exchange(asked_[page], 1) != 0;
+    gap = gap || (!written && !budget_.allows(reused, 0));
+    if (gap) {
+      if (!written) nvme_->spare();
+      continue;
+    }
+    if (!nvme_->use(page, parent)) return;
+    if (!written) budget_.spend(1);
     if (leaves_first_) parent = page;
   }
 }

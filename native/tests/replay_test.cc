@@ -101,6 +101,42 @@ TEST(tier_of_one_page_and_a_page_asked_twice_in_a_request_are_no_trouble) {
   }
 }
 
+constexpr uint64_t kHourNs = nvme::WriteBudget::kDayNs / 24;
+
+TEST(write_budget_goes_to_what_is_asked_for_again) {
+  ReplayOptions options = tiers(1, 100, true);
+  options.nvme_pages_per_day = 24;  // of which half is there: for what was asked for before
+  Replay run(options, 100);
+  run.request(Chain{0, 1, 2}, 0);
+  CHECK_EQ(run.nvme().written, 0u);
+  CHECK_EQ(run.nvme().spared, 3u);
+  run.request(Chain{0, 1, 3}, 0);
+  CHECK_EQ(run.nvme().written, 2u);
+  CHECK_EQ(run.request(Chain{0, 1, 2}, 0).nvme, 1u);  // DRAM has the first
+  CHECK_EQ(run.nvme().written, 3u);
+  // An hour brings one page; nine of half a day are left: more than half after four of them.
+  run.request(Chain{10}, 3 * kHourNs);
+  CHECK_EQ(run.nvme().written, 3u);
+  run.request(Chain{11, 12}, 4 * kHourNs);
+  CHECK_EQ(run.nvme().written, 4u);
+  CHECK_EQ(run.nvme().spared, 6u);
+}
+
+TEST(write_budget_that_is_used_up_writes_nothing_until_more_comes_in) {
+  ReplayOptions options = tiers(1, 100, false);
+  options.nvme_pages_per_day = 24;
+  Replay run(options, 100);
+  Chain chain;
+  for (PageId page = 0; page < 50; ++page) chain.push_back(page);
+  run.request(chain, 0);
+  run.request(chain, 0);
+  CHECK_EQ(run.nvme().written, 12u);
+  run.request(chain, 5 * kHourNs);
+  CHECK_EQ(run.nvme().written, 17u);
+  run.request(chain, 365 * 24 * kHourNs);
+  CHECK_EQ(run.nvme().written, 17u + 24);
+}
+
 TEST(bad_options_are_refused) {
   CHECK_THROWS(Replay(tiers(0), 1), "no_dram");
   CHECK_THROWS(Replay(tiers(1), size_t{1} << 33), "too_many_pages");

@@ -118,9 +118,9 @@ RemoteWrite remote_write_from(std::string_view name) {
 }
 
 const char* leave_reason_name(LeaveReason reason) {
-  static constexpr const char* kNames[] = {"evicted",   "window",      "rebalanced",
-                                           "reclaimed", "cleared",     "operator",
-                                           "orphaned",  "quarantined", "lost"};
+  static constexpr const char* kNames[] = {"evicted", "window",      "rebalanced", "reclaimed",
+                                           "cleared", "operator",    "orphaned",   "quarantined",
+                                           "lost",    "write_budget"};
   static_assert(sizeof kNames / sizeof *kNames == kLeaveReasons);
   return kNames[static_cast<size_t>(reason)];
 }

@@ -55,6 +55,8 @@ struct WarehouseOptions {
   uint64_t nvme_retry_ns = 30 * kSecondNs;  // when a sick NVMe tier is tried again
   uint64_t nvme_answer_ns = UINT64_MAX;     // how long recover() waits for each answer of the disk
   uint64_t write_queue_bytes = 0;           // 0: a quarter of the DRAM tier
+  uint64_t nvme_bytes_per_day = 0;          // that NVMe may be written; 0: no bound
+  double nvme_bytes_left = 0;               // of a day's worth, as the last daemon left it
   uint64_t keep_bytes = 0;                  // that keeps may hold
   RemoteWrite remote_write = RemoteWrite::none;
   bool remote_read = false;  // pages are fetched from the remote store
@@ -137,7 +139,8 @@ enum class LeaveReason : uint32_t {
   operator_,
   orphaned,
   quarantined,
-  lost,  // written, but a flush failed
+  lost,          // written, but a flush failed
+  write_budget,  // to make room in DRAM; it was not on NVMe because the budget had not allowed it
   count
 };
 const char* leave_reason_name(LeaveReason reason);
@@ -180,6 +183,8 @@ struct WarehouseStatus {
   bool has_nvme = false;
   uint64_t nvme_pages = 0;
   nvme::LogStats log;
+  uint64_t nvme_bytes_per_day = 0;  // that may be written; 0: no bound
+  double nvme_bytes_left = 0;       // of a day's worth
   HbmStatus hbm;
   PutsStatus puts;
   FetchesStatus fetches;

@@ -72,6 +72,10 @@ void Removal::leave_dram(SlotId slot, LeaveReason reason) {
   auto view = state_.catalog.at(page);
   state_.pool.class_of(slot).policy->removed(state_.pool.resident(slot));
   state_.pool.page_at(slot) = kNoPage;
+  // Nothing else has it, for want of writes: whoever asks why it is not there is told so.
+  if ((reason == LeaveReason::evicted || reason == LeaveReason::rebalanced) &&
+      writes_.is_spared(page))
+    reason = LeaveReason::write_budget;
   writes_.left_dram(page);
   ++left_dram_[static_cast<size_t>(reason)];
   if (view) {

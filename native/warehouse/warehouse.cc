@@ -293,6 +293,8 @@ WarehouseStatus Warehouse::status() {
   status.pages_promoted = promotions_.pages_promoted();
   status.clients = state_.sessions.totals();
   status.not_admitted = writes_.not_admitted();
+  status.nvme_bytes_per_day = state_.options.nvme_bytes_per_day;
+  status.nvme_bytes_left = writes_.budget_left_bytes();
   status.left_dram = removal_.left_dram();
   status.left_nvme = removal_.left_nvme();
   status.quarantined = quarantine_.count();

@@ -108,7 +108,7 @@ class Warehouse final : public nvme::LogHost {
   // See WriteAdmission.
   using Spill = WriteAdmission::Spill;
   bool spill(Spill& walk) { return writes_.spill(walk); }
-  bool has_room_for_unwritten() const { return writes_.has_room_for_unwritten(); }
+  bool has_room_for_unwritten() { return writes_.has_room_for_unwritten(); }
   uint64_t request_flush() { return state_.log->request_flush(); }
   bool flushed(uint64_t ticket) const { return state_.log->durable_through() >= ticket; }
   FlushReport flush_report() const { return writes_.report(); }

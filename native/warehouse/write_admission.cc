@@ -1,10 +1,13 @@
 #include "warehouse/write_admission.h"
 
+#include <utility>
+
 namespace kvw {
 
 namespace {
 
-constexpr size_t kSpilledPages = 8192;  // that one step of a walk looks at
+constexpr size_t kSpilledPages = 8192;   // that one step of a walk looks at
+constexpr uint64_t kWalkNs = kSecondNs;  // between walks over what nothing is urgent of
 
 }  // namespace
 
@@ -15,6 +18,26 @@ bool WriteAdmission::admissible(PageId page, std::string& reason) const {
     return true;
   reason = "parent_not_admitted";
   return false;
+}
+
+bool WriteAdmission::affords(bool reused) {
+  if (!budget_.bounded()) return true;
+  settle();
+  return budget_.allows(reused, state_.log->queued_bytes());
+}
+
+void WriteAdmission::settle() {
+  const uint64_t written = state_.log->written_bytes();
+  budget_.spend(written - std::exchange(spent_bytes_, written));
+}
+
+// What was stored before and left is asked for again, too.
+bool WriteAdmission::worth_writing(PageId page) {
+  if (affords(false)) return true;
+  if (!affords(true)) return false;
+  const PageNode& node = state_.catalog.node(page);
+  if (node.used_at != 0 || node.used || state_.keeps.has(page)) return true;
+  return state_.absences.left(state_.catalog.key(page)).has_value();
 }
 
 bool WriteAdmission::append(const EntryView& view, SlotId slot) {
@@ -30,11 +53,17 @@ bool WriteAdmission::append(const EntryView& view, SlotId slot) {
 void WriteAdmission::admit(const EntryView& view, SlotId slot) {
   if (!state_.log || view.in_nvme() || writing_.contains(slot)) return;
   std::string reason;
-  if (admissible(view.page, reason)) {
+  NotOnNvme why = NotOnNvme::missed;
+  if (!worth_writing(view.page)) {
+    reason = "write_budget";
+    why = NotOnNvme::spared;
+  } else if (admissible(view.page, reason)) {
     if (append(view, slot)) return;
     reason = state_.log->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
+  } else if (is_spared(state_.catalog.parent(view.page))) {
+    why = NotOnNvme::spared;  // both at once, when the parent is
   }
-  set_unwritten(place_of(view.page), NotOnNvme::missed);
+  set_unwritten(place_of(view.page), why);
   ++not_admitted_[reason];
 }
 
@@ -46,10 +75,16 @@ bool WriteAdmission::spill(Spill& walk) {
     walk.next = place;
     if (looked == kSpilledPages) return false;
     if (state_.log->queued_bytes() >= state_.options.write_queue_bytes / 2) return false;
+    if (!affords(true)) return true;
     ++at;  // the one before may go
-    if (!walk.whole &&
-        (why == NotOnNvme::taken_out || (why == NotOnNvme::made_room && !state_.log->has_room())))
-      continue;
+    if (!walk.whole) {
+      if (why == NotOnNvme::taken_out || (why == NotOnNvme::made_room && !state_.log->has_room()))
+        continue;
+      if (!worth_writing(place.second)) {
+        if (why == NotOnNvme::missed) set_unwritten(place, NotOnNvme::spared);
+        continue;
+      }
+    }
     const EntryView view = *state_.catalog.at(place.second);
     std::string reason;
     if (!admissible(view.page, reason) || append(view, view.slot)) continue;
@@ -59,9 +94,9 @@ bool WriteAdmission::spill(Spill& walk) {
   return true;
 }
 
-bool WriteAdmission::has_room_for_unwritten() const {
+bool WriteAdmission::has_room_for_unwritten() {
   return !unwritten_.empty() && state_.log->health() == nvme::LogHealth::ok &&
-         state_.log->has_room_soon();
+         state_.log->has_room_soon() && affords(true);
 }
 
 FlushReport WriteAdmission::report() const {
@@ -103,7 +138,13 @@ void WriteAdmission::recovered() {
 }
 
 void WriteAdmission::tick() {
-  if (spill(spilling_)) spilling_ = {};
+  const uint64_t now = state_.now.boot_ns;
+  budget_.earn(now);
+  settle();
+  if (missed_ == 0 && now < next_walk_ns_) return;
+  if (!spill(spilling_)) return;
+  spilling_ = {};
+  next_walk_ns_ = now + kWalkNs;
 }
 
 void WriteAdmission::left_nvme(PageId page, LeaveReason reason) {
@@ -128,14 +169,15 @@ void WriteAdmission::set_written(Unwritten place) {
   unwritten_.erase(at);
 }
 
-bool WriteAdmission::is_missed(PageId page) const {
+bool WriteAdmission::is_unwritten(PageId page, NotOnNvme why) const {
+  if (page == kNoPage) return false;
   const auto at = unwritten_.find(place_of(page));
-  return at != unwritten_.end() && at->second == NotOnNvme::missed;
+  return at != unwritten_.end() && at->second == why;
 }
 
-bool WriteAdmission::catches_up(uint64_t page_bytes) const {
+bool WriteAdmission::catches_up(uint64_t page_bytes) {
   return missed_ != 0 && state_.log && state_.log->health() == nvme::LogHealth::ok &&
-         missed_ * page_bytes <= state_.options.write_queue_bytes;
+         missed_ * page_bytes <= state_.options.write_queue_bytes && affords(true);
 }
 
 }  // namespace kvw

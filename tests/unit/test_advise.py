@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvwarehouse.miss_ratio import MissRatio
@@ -93,6 +95,16 @@ def test_notes_warn_of_few_uses_of_lost_ones_and_of_those_without_a_curve() -> N
     assert f"{ENOUGH_USES:,}" in notes
     assert "too fast" in notes
     assert "30 uses were of other namespaces" in notes
+
+
+def test_what_a_write_budget_costs_is_said_as_a_share_of_all_uses() -> None:
+    bounded = replace(TIERS, nvme_bytes_per_day=500 * 10**9, missed_for_writes=1_300)
+    report = advise([part(RISING)], bounded, all_uses=130_000)
+    assert report.figures["write_budget"] == {"bytes_per_day": 500 * 10**9, "hit_rate_lost": 0.01}
+    assert "1.0 points of hits at most" in " ".join(report.notes)
+    none = advise([part(RISING)], replace(bounded, missed_for_writes=0), all_uses=0)
+    assert "no hit so far" in " ".join(none.notes)
+    assert "write_budget" not in advise([part(RISING)], TIERS, all_uses=1).figures
 
 
 def test_warehouse_that_was_never_used_is_no_error() -> None:

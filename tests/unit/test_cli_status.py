@@ -69,6 +69,21 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
+def test_status_says_what_is_left_of_the_write_budget_and_what_it_costs(said: Any) -> None:
+    nvme = {"budget_bytes_per_day": 4 << 40, "budget_left_bytes": 1 << 40}
+    core = {
+        "tiers": {"nvme": nvme},
+        "lookups": {"pages_hit_dram": 800, "pages_missed": 200},
+        "stores": {"stored_again": {"write_budget": 50, "evicted": 70}},
+    }
+    text = said(core=core)
+    assert "1 TiB left of 4 TiB a day" in text
+    assert "5.0% of those looked up, at most" in text
+    nvme["budget_left_bytes"] = -5
+    assert "0 B left of 4 TiB a day" in said(core=core)
+    assert "a day" not in said(core={"tiers": {"nvme": {}}})
+
+
 def test_status_says_of_the_remote_tier_what_and_why_it_does_not_serve(said: Any) -> None:
     queue = {"queued_runs": 9, "dropped": {"queue_full": 7}}
     text = said(remote=REMOTE, core={"remote_puts": queue})

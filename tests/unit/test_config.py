@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -214,10 +215,33 @@ def test_listening_beyond_loopback_is_accepted_with_tls_and_tokens() -> None:
         ({"remote": "s3://b/x", "fleet_secret": "/s"}, "--remote-capacity"),
         ({"remote_capacity": "1TB"}, "--remote"),
         ({"remote_config": "/c"}, "--remote"),
+        ({"nvme_writes_per_day": "1.0"}, "--nvme-dir"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(flags: dict[str, str], names: str) -> None:
     assert names in refused(flags)
+
+
+@pytest.mark.parametrize(
+    ("said", "bytes_per_day"),
+    [("0.5", 2 * 10**9), ("3", 12 * 10**9), (1.5, 6 * 10**9), (2, 8 * 10**9), ("500GB", 5 * 10**11),
+     ("1GiB", 2**30), ("0", 0), ("", 0), (0, 0)],
+)  # fmt: skip
+def test_writes_per_day_are_drive_writes_or_a_size(
+    said: str | float, bytes_per_day: int, tmp_path: Path
+) -> None:
+    nvme = {"nvme_dir": "/n", "nvme_capacity": "4GB"}
+    file = tmp_path / "kvw.toml"
+    file.write_text(f"nvme_writes_per_day = {json.dumps(said)}\n")
+    assert config.load({**nvme, "config": str(file)}, {}).nvme_bytes_per_day == bytes_per_day
+    given = config.load({**nvme, "nvme_writes_per_day": str(said)}, {})
+    assert given.nvme_bytes_per_day == bytes_per_day
+
+
+@pytest.mark.parametrize("said", ["-1", "nan", "inf", "1e9", "0.0001", "0GB", "much", "1 a day"])
+def test_writes_per_day_that_cannot_be_are_refused(said: str) -> None:
+    nvme = {"nvme_dir": "/n", "nvme_capacity": "4GB"}
+    assert "--nvme-writes-per-day" in refused({**nvme, "nvme_writes_per_day": said})
 
 
 def test_printed_config_reads_back_to_the_same_settings(tmp_path: Path) -> None:
@@ -225,6 +249,7 @@ def test_printed_config_reads_back_to_the_same_settings(tmp_path: Path) -> None:
         {
             "name": "a.b-c", "socket": '/tmp/qu"ote\\é.sock', "dram": "1.5GiB", "streams": "5",
             "nvme_dir": "/var/x", "nvme_capacity": "500GB", "grace_s": "0.25", "http": "off",
+            "nvme_writes_per_day": "0.5",
             "listen": "[::1]:0", "token_file": "/t", "index_pages": "1000", "staging": "12345",
         },
         {},

@@ -21,7 +21,7 @@ from kvwarehouse import core
 from kvwarehouse.daemon import ledger as module
 from kvwarehouse.daemon import ledger_file
 from kvwarehouse.daemon.disk_calls import DiskCalls, LateDiskError
-from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.ledger import Ledger, WriteBalance
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import CapacityError, StorageError, UsageError
 from kvwarehouse.types import MAX_NAMESPACE_BYTES, MAX_TEXT_CHARS, Namespace
@@ -274,6 +274,19 @@ def test_noted_end_of_the_log_has_a_bound_and_fits_the_ledger(kept: Kept) -> Non
         ledger.keep_ahead(end)
         assert kept.open().log_end == module.LOG_END_MAX
     assert (module.LOG_END_MAX >> 32) + (module.LOG_AHEAD >> 32) < 1 << 32  # lives are left
+
+
+def test_balance_of_writes_is_there_at_the_next_start_with_what_came_in(kept: Kept) -> None:
+    ledger = kept.open()
+    assert ledger.write_balance() is None
+    balance = WriteBalance(-250.5, 1_000)
+    ledger.note_writes(balance)
+    assert kept.open().write_balance() == balance
+    day_ns = 86_400 * 10**9
+    assert balance.left_at(1_000 + day_ns // 4, 1_000) == -0.5
+    assert balance.left_at(1_000 + 9 * day_ns, 1_000) == 1_000
+    assert balance.left_at(0, 1_000) == -250.5  # the clock went back
+    assert WriteBalance(900.0, 0).left_at(0, 300) == 300  # of a larger budget
 
 
 def damage(file: Path, kind: str, rng: random.Random) -> None:

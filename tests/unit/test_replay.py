@@ -152,6 +152,22 @@ def test_nvme_serves_what_dram_has_lost(write: Any, replay: Any) -> None:
     assert rates == pytest.approx(found["hit_rate"])
 
 
+@pytest.mark.parametrize("budget", ["3.0", "24MiB"])
+def test_write_budget_goes_to_what_is_asked_for_again(budget: str, write: Any, replay: Any) -> None:
+    path = write([1, 2, 3], [1, 2, 4], [5], [1, 2], step_ms=3_600_000)
+    tiers = ("--dram-pages", "1", "--nvme-pages", "8", "--page-bytes", "1MiB")
+    found = replay(path, *tiers, "--nvme-writes-per-day", budget)
+    # 24 pages a day, of which 12 are there and one comes in each hour: for pages 1 and 2.
+    assert found["tiers"]["nvme"]["pages_written"] == 2
+    assert found["tiers"]["nvme"]["pages_spared"] == 5
+    assert found["write_budget"] == {
+        "pages_per_day": 24,
+        "hit_rate_without": replay(path, *tiers)["hit_rate"],
+        "pages_written_without": 5,
+    }
+    assert found["hit_rate"] < found["write_budget"]["hit_rate_without"]
+
+
 def test_sizes_in_bytes_are_pages_of_the_model(write: Any, replay: Any) -> None:
     found = replay(write([1, 2]), *SHAPE, "--dram", "512MB", "--nvme", "5GB")
     assert found["page_bytes"] == 512_000
@@ -232,6 +248,9 @@ def test_table_says_where_pages_came_from(write: Any, capsys: pytest.CaptureFixt
         (("--sweep", "1,x"), "--sweep 'x'"),
         (("--sweep", "0"), "--sweep 0"),
         (("--block-tokens", "0"), "--block-tokens 0"),
+        (("--nvme-writes-per-day", "1.0"), "--nvme-pages"),
+        (("--nvme-writes-per-day", "1GB", "--nvme-pages", "9"), "--page-bytes"),
+        (("--nvme-writes-per-day", "much", "--nvme-pages", "9"), "'much'"),
         (("--session-gap", "-1"), "--session-gap -1"),
         (("--record", "/nowhere/at/all"), "/nowhere/at/all"),
     ],

@@ -356,7 +356,7 @@ class DramStatus(_message.Message):
     def __init__(self, health: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., populated_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., free_slots: _Optional[int] = ..., reserved_slots: _Optional[int] = ..., limbo_slots: _Optional[int] = ..., zombie_slots: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class NvmeStatus(_message.Message):
-    __slots__ = ("health", "reason", "io_engine", "capacity_bytes", "used_bytes", "pages", "segments", "free_segments", "queued_bytes", "queued_records", "reads_in_flight", "promotions_in_flight", "pages_promoted", "written_records", "written_bytes", "relocated_records", "relocated_bytes", "read_records", "read_bytes", "reclaimed_segments", "dropped_records", "write_errors", "read_errors", "mismatches", "flushes", "flush_errors", "read_bytes_per_s", "write_bytes_per_s", "oldest_position", "left", "not_admitted", "direct_io", "read_digest_s")
+    __slots__ = ("health", "reason", "io_engine", "capacity_bytes", "used_bytes", "pages", "segments", "free_segments", "queued_bytes", "queued_records", "reads_in_flight", "promotions_in_flight", "pages_promoted", "written_records", "written_bytes", "relocated_records", "relocated_bytes", "read_records", "read_bytes", "reclaimed_segments", "dropped_records", "write_errors", "read_errors", "mismatches", "flushes", "flush_errors", "read_bytes_per_s", "write_bytes_per_s", "oldest_position", "left", "not_admitted", "direct_io", "read_digest_s", "budget_bytes_per_day", "budget_left_bytes")
     class LeftEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -404,6 +404,8 @@ class NvmeStatus(_message.Message):
     NOT_ADMITTED_FIELD_NUMBER: _ClassVar[int]
     DIRECT_IO_FIELD_NUMBER: _ClassVar[int]
     READ_DIGEST_S_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_PER_DAY_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_LEFT_BYTES_FIELD_NUMBER: _ClassVar[int]
     health: str
     reason: str
     io_engine: str
@@ -437,7 +439,9 @@ class NvmeStatus(_message.Message):
     not_admitted: _containers.ScalarMap[str, int]
     direct_io: bool
     read_digest_s: float
-    def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., io_engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., free_segments: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., queued_records: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., pages_promoted: _Optional[int] = ..., written_records: _Optional[int] = ..., written_bytes: _Optional[int] = ..., relocated_records: _Optional[int] = ..., relocated_bytes: _Optional[int] = ..., read_records: _Optional[int] = ..., read_bytes: _Optional[int] = ..., reclaimed_segments: _Optional[int] = ..., dropped_records: _Optional[int] = ..., write_errors: _Optional[int] = ..., read_errors: _Optional[int] = ..., mismatches: _Optional[int] = ..., flushes: _Optional[int] = ..., flush_errors: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., write_bytes_per_s: _Optional[int] = ..., oldest_position: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ..., not_admitted: _Optional[_Mapping[str, int]] = ..., direct_io: bool = ..., read_digest_s: _Optional[float] = ...) -> None: ...
+    budget_bytes_per_day: int
+    budget_left_bytes: int
+    def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., io_engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., free_segments: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., queued_records: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., pages_promoted: _Optional[int] = ..., written_records: _Optional[int] = ..., written_bytes: _Optional[int] = ..., relocated_records: _Optional[int] = ..., relocated_bytes: _Optional[int] = ..., read_records: _Optional[int] = ..., read_bytes: _Optional[int] = ..., reclaimed_segments: _Optional[int] = ..., dropped_records: _Optional[int] = ..., write_errors: _Optional[int] = ..., read_errors: _Optional[int] = ..., mismatches: _Optional[int] = ..., flushes: _Optional[int] = ..., flush_errors: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., write_bytes_per_s: _Optional[int] = ..., oldest_position: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ..., not_admitted: _Optional[_Mapping[str, int]] = ..., direct_io: bool = ..., read_digest_s: _Optional[float] = ..., budget_bytes_per_day: _Optional[int] = ..., budget_left_bytes: _Optional[int] = ...) -> None: ...
 
 class LookupsStatus(_message.Message):
     __slots__ = ("calls", "pages_hit_dram", "pages_hit_nvme", "pages_missed", "pages_hit_hbm", "pages_hit_remote")
